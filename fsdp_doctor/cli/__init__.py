@@ -1,0 +1,76 @@
+"""The command line. One file per command, loaded only when that command runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from fsdp_doctor import __version__
+from fsdp_doctor.errors import DoctorError
+
+COMMANDS = {
+    "profile": "Run short real training steps and record memory and time of every rank.",
+    "compare": "Compare two runs or two specs: what got worse, by how much, which flag did it.",
+    "diff": "Show what really changed between two configs and what each change means.",
+    "report": "Render recorded runs: terminal, HTML, Markdown, JSON, CSV.",
+    "demo": "Profile two packaged specs and compare them (the quick start).",
+}
+"""Command name -> one-line help, so that ``--help`` loads no command."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules of the same name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        """Return the command names in the order a user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import and return a command, or None when there is no such command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"fsdp_doctor.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fsdp-doctor")
+def group() -> None:
+    """Why a distributed training job ran out of memory or got slower."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status.
+
+    0: answered, whatever was found. 1: a failed ``profile``, a gate that fired. 2: unusable input.
+    """
+    try:
+        result = group.main(
+            args=None if argv is None else list(argv),
+            prog_name="fsdp-doctor",
+            standalone_mode=False,
+        )
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        return 1
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except DoctorError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    return result if isinstance(result, int) else 0

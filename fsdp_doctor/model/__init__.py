@@ -1,0 +1,1 @@
+"""Frozen records that travel between the layers. Standard library only."""

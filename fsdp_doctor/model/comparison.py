@@ -1,0 +1,76 @@
+"""The outcome of comparing two runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fsdp_doctor.model.config import ConfigDiff
+from fsdp_doctor.model.finding import Finding
+
+Verdict = Literal["worse", "better", "same", "unclear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number on both sides, and what to think of the difference."""
+
+    name: str
+    """peak_allocated_bytes, peak_reserved_bytes, resident_bytes, category_bytes, step_time_s,
+    phase_time_s, tokens_per_s, outside_pytorch_bytes, allocation_retries."""
+    unit: Literal["bytes", "s", "count", "tokens/s"]
+    better: Literal["lower", "higher"]
+    rank: int | None
+    """None: over all ranks (memory: the largest; time: the slowest rank of each step)."""
+    phase: str | None
+    """None: over the whole step."""
+    category: str | None
+    a: float | int | None
+    b: float | int | None
+    delta: float | int | None
+    """b - a."""
+    relative: float | None
+    """b / a - 1."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of the relative change; None for exact values."""
+    n_launches: tuple[int, int] = (1, 1)
+    n_steps: tuple[int, int] = (0, 0)
+    p: float | None = None
+    verdict: Verdict = "unclear"
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Part of a metric's difference, and the field or fields it is put down to."""
+
+    metric: str
+    rank: int | None
+    phase: str | None
+    category: str | None
+    keys: tuple[str, ...]
+    """One key: this field did it. Several: they act on the category together and the first
+    version cannot divide their effect. None (empty tuple): unexplained."""
+    value: int
+    """Bytes, signed (b - a)."""
+    unit: Literal["bytes"] = "bytes"
+    share: float | None = None
+    """value / the metric's delta; None when the delta is 0."""
+    level: int | None = None
+    """Evidence level 0-4 (see Finding.level); None when unexplained."""
+    predicted: int | None = None
+    """Bytes by formula, where there is one."""
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything ``compare`` knows."""
+
+    name_a: str
+    name_b: str
+    diff: ConfigDiff
+    metrics: tuple[Metric, ...]
+    attribution: tuple[Attribution, ...]
+    findings: tuple[Finding, ...]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,93 @@
+"""Effective configurations and what differs between two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Direction = Literal["up", "down", "none", "either"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigValue:
+    """One field after the framework's own rules were applied."""
+
+    set: bool
+    """False: unset, which differs from every value."""
+    value: Any = None
+    source: str = "default"
+    """file, cli, env, default, derived or runtime."""
+    effective: bool = True
+    """False: the framework does not act on it in this config (inert)."""
+    reason: str | None = None
+    """Why it is inert, or how it was derived."""
+    native: tuple[str, ...] = ()
+    """Native keys it came from, e.g. ``config.fsdp2.reshard_after_forward``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveConfig:
+    """All fields of a config, keyed canonically (``sharding.strategy``, ``batch.micro``, ...)."""
+
+    format: str
+    framework: str
+    version: str | None
+    fields: dict[str, ConfigValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What a change of one field does to one memory category."""
+
+    category: str
+    direction: Direction
+    bytes: int | None
+    """Signed bytes per rank, or None when only the sign is known."""
+    phase: str | None
+    """Phase in which it shows, or None for all."""
+    reason: str
+    source: str
+    """Where the formula or sign comes from: file and version, paper, or recorded run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeEffect:
+    """Direction in which a change moves step time."""
+
+    direction: Direction
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigChange:
+    """One field that differs."""
+
+    key: str
+    a: ConfigValue
+    b: ConfigValue
+    effects: tuple[Effect, ...] = ()
+    step_time: StepTimeEffect | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InertField:
+    """A field that is written down but does nothing."""
+
+    key: str
+    side: Literal["a", "b", "both"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigDiff:
+    """What really changed, what only looks changed, what is inert."""
+
+    a: EffectiveConfig
+    b: EffectiveConfig
+    changed: tuple[ConfigChange, ...]
+    cosmetic: tuple[ConfigChange, ...]
+    """Differ as written, equal in effect (names, paths, equal defaults), or irrelevant to memory
+    and time."""
+    inert: tuple[InertField, ...]
+    unknown: tuple[ConfigChange, ...] = field(default=())
+    """Differ, and this tool has no knowledge of their effect."""

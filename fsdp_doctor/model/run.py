@@ -1,0 +1,152 @@
+"""A run: one execution of a training job, as recorded per rank and step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fsdp_doctor.model.config import ConfigValue
+from fsdp_doctor.model.memory import Anatomy, MemoryCounters, Phase
+
+RunStatus = Literal["running", "completed", "failed", "interrupted"]
+RunSource = Literal["real_ranks", "one_rank", "simulated", "recorded"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a run ended that did not complete."""
+
+    kind: str
+    """device_oom, signal, exception, hang, interrupted, launch, no_space."""
+    message: str
+    rank: int | None = None
+    """First failing rank, or None when not known."""
+    step: int | None = None
+    phase: Phase | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    frames: tuple[str, ...] = ()
+    """Python frames of the failing rank, innermost first."""
+    requested_bytes: int | None = None
+    victims: tuple[int, ...] = ()
+    """Ranks that died because this one did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of the trained model, counted from its parameters before wrapping."""
+
+    parameters: int
+    """Number of trainable elements (a tied weight counts once)."""
+    parameter_bytes: int
+    """Bytes of the parameters in the dtype they were built in."""
+    buffers_bytes: int = 0
+    unit_parameters: tuple[int, ...] = ()
+    """Elements of each wrap unit (FSDP) in execution order, the root's rest first; empty: unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunManifest:
+    """``run.json``: everything about a run that is not a time series."""
+
+    schema: int
+    name: str
+    tool_version: str
+    created: str
+    """ISO 8601, UTC."""
+    status: RunStatus
+    source: RunSource
+    world_size: int
+    ranks: tuple[int, ...]
+    """Ranks that are recorded here (one with ``--one-rank-of``)."""
+    device_type: Literal["cuda", "cpu"]
+    device_name: str | None = None
+    spec: dict[str, Any] | None = None
+    """The spec as written (redacted), or None for a run of the user's own loop."""
+    effective_config: dict[str, ConfigValue] = field(default_factory=dict)
+    sizes: ModelSizes | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    tokens_per_step: int | None = None
+    """Over all ranks and micro steps."""
+    failure: Failure | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRecord:
+    """One phase of one step on one rank."""
+
+    step: int
+    """-1 for set-up (init, wrap)."""
+    phase: Phase
+    microbatch: int = 0
+    end: MemoryCounters = field(default_factory=MemoryCounters)
+    peak: MemoryCounters = field(default_factory=MemoryCounters)
+    time_s: float | None = None
+    """Duration: by CUDA events on a GPU, by the host clock elsewhere. Known one step late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step on one rank."""
+
+    step: int
+    kind: Literal["observed", "warmup", "timed", "kernel_profile"]
+    """Only ``timed`` steps carry times that mean anything."""
+    phases: tuple[PhaseRecord, ...] = ()
+    step_time_s: float | None = None
+    loss: float | None = None
+    """None: not known (one-rank runs have no meaningful loss)."""
+    loss_finite: bool | None = None
+    allocation_retries: int | None = None
+    """Cumulative, as ``num_alloc_retries``."""
+    out_of_memory_count: int | None = None
+    """Cumulative, as ``num_ooms``."""
+    device_used_bytes: int | None = None
+    """Used memory of the whole device, all processes (NVML or ``cudaMemGetInfo``)."""
+    host_rss_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBreakdown:
+    """Where the time of one profiled step went, in one phase, on one rank (seconds)."""
+
+    phase: Phase
+    wall_s: float
+    kernel_s: float
+    """Union of compute kernels (CPU: operators)."""
+    exposed_communication_s: float
+    """Communication not covered by compute."""
+    communication_s: float
+    copy_s: float
+    """Memory copies and sets not covered by compute."""
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeries:
+    """What one rank recorded."""
+
+    rank: int
+    local_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    device: str | None = None
+    setup: tuple[PhaseRecord, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    anatomy: Anatomy | None = None
+    time_breakdown: tuple[TimeBreakdown, ...] = ()
+    finished: bool = False
+    """Whether the rank wrote its end record."""
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run directory, read."""
+
+    manifest: RunManifest
+    ranks: tuple[RankSeries, ...]
+    directory: Path | None = None

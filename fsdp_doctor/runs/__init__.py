@@ -1,0 +1,13 @@
+"""The run directory: write, read, summarise.
+
+History of the format (``schema`` in run.json)
+    1  run.json (RunManifest) and one append-only rank-NNNNN.jsonl per rank. Each line is an object
+       with a ``record`` key: start, phase, step, times, anatomy, time_breakdown, failure, end (by
+       the rank) and exit (by the rank's parent process). Memory is written when it is read; times
+       follow one step later.
+"""
+
+from fsdp_doctor.runs.reader import load_launches, load_run
+from fsdp_doctor.runs.writer import SCHEMA, RankWriter, write_manifest
+
+__all__ = ["SCHEMA", "RankWriter", "load_launches", "load_run", "write_manifest"]

@@ -1,0 +1,47 @@
+"""Numbers that stand for a whole run, read off its records."""
+
+from __future__ import annotations
+
+from fsdp_doctor.model.memory import MemoryCounters, Phase
+from fsdp_doctor.model.run import RankSeries, StepRecord
+
+
+def peak(counters: list[MemoryCounters], name: str) -> int | None:
+    """Return the largest known value of counter ``name``, or None."""
+    values = [v for c in counters if (v := getattr(c, name)) is not None]
+    return max(values) if values else None
+
+
+def steady_steps(series: RankSeries) -> list[StepRecord]:
+    """Return the steps that stand for steady state: the timed ones with memory counters, else the
+    last observed step (CPU: counters exist only while the tracker is on)."""
+
+    def has_memory(step: StepRecord) -> bool:
+        return any(p.peak.allocated_bytes is not None for p in step.phases)
+
+    timed = [s for s in series.steps if s.kind == "timed" and has_memory(s)]
+    return timed or [s for s in series.steps if s.kind == "observed" and has_memory(s)][-1:]
+
+
+def steady_peak_bytes(
+    series: RankSeries, phase: Phase | None = None, counter: str = "allocated_bytes"
+) -> int | None:
+    """Return the peak of a counter over the steady steps, in one phase or (None) in all."""
+    return peak(
+        [
+            p.peak
+            for step in steady_steps(series)
+            for p in step.phases
+            if phase is None or p.phase == phase
+        ],
+        counter,
+    )
+
+
+def resident_bytes(series: RankSeries, counter: str = "allocated_bytes") -> int | None:
+    """Return a counter at the end of the last steady step (what stays between steps)."""
+    for step in reversed(steady_steps(series)):
+        if step.phases:
+            value: int | None = getattr(step.phases[-1].end, counter)
+            return value
+    return None
