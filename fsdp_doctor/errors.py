@@ -2,8 +2,8 @@
 
 - DoctorError                 base; exit status 2
   - InputError                a file, value or option that cannot be used; exit status 2
-  - ProfileFailed             training ran and failed; exit status 1
-  - MissingDependency         an optional package is needed; exit status 2
+  - ProfileError             training ran and failed; exit status 1
+  - MissingDependencyError         an optional package is needed; exit status 2
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class InputError(DoctorError):
         super().__init__(f"{text} ({hint})" if hint else text)
 
 
-class ProfileFailed(DoctorError):
+class ProfileError(DoctorError):
     """A profiled job did not complete; what it recorded is kept."""
 
     exit_code = 1
 
 
-class MissingDependency(DoctorError):
+class MissingDependencyError(DoctorError):
     """A package that this command needs is not installed."""
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:

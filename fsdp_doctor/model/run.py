@@ -43,7 +43,7 @@ class ModelSizes:
     """Bytes of the parameters in the dtype they were built in."""
     buffers_bytes: int = 0
     unit_parameters: tuple[int, ...] = ()
-    """Elements of each wrap unit (FSDP) in execution order, the root's rest first; empty: unknown."""
+    """Elements of each wrap unit (FSDP), the root's own first; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

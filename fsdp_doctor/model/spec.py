@@ -34,12 +34,12 @@ class ModelSpec:
     factory: str | None = None
     """``package.module:function`` that returns a ``torch.nn.Module``; replaces the built-in GPT."""
     batch: str | None = None
-    """``package.module:function`` called as ``f(micro_batch, sequence_length, device)``; returns the
-    model's input: a tensor, a tuple (positional) or a dict (keyword arguments). Required with
+    """``package.module:function`` called as ``f(micro_batch, sequence_length, device)``; returns
+    the model's input: a tensor, a tuple (positional) or a dict (keyword arguments). Required with
     ``factory``."""
     loss: str | None = None
-    """``package.module:function`` called as ``f(output, batch)``; returns a scalar tensor. None: the
-    model's output is the loss, or has it as ``.loss`` or ``["loss"]``."""
+    """``package.module:function`` called as ``f(output, batch)``; returns a scalar tensor. None:
+    the model's output is the loss, or has it as ``.loss`` or ``["loss"]``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of ``factory``."""
 

@@ -14,7 +14,8 @@ def peak(counters: list[MemoryCounters], name: str) -> int | None:
 
 def steady_steps(series: RankSeries) -> list[StepRecord]:
     """Return the steps that stand for steady state: the timed ones with memory counters, else the
-    last observed step (CPU: counters exist only while the tracker is on)."""
+    last observed step (CPU: counters exist only while the tracker is on).
+    """
 
     def has_memory(step: StepRecord) -> bool:
         return any(p.peak.allocated_bytes is not None for p in step.phases)
