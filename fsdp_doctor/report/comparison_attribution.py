@@ -1,0 +1,117 @@
+"""Which field did it, and how that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdp_doctor.model.comparison import Attribution, Comparison, Metric
+from fsdp_doctor.report.document import Block, Cell, Column, Footnotes, Prose, Section, Table
+from fsdp_doctor.report.words import LEVELS, UNKNOWN, format_value, metric_name, words
+from fsdp_doctor.units import format_bytes
+
+Group = tuple[str, int | None, str | None]
+"""Metric, rank and phase of rows that add up to one difference."""
+
+
+def attribution_sections(comparison: Comparison, notes: Footnotes) -> list[Section]:
+    """Return a table per metric, those over the whole run first; what no field explains is always
+    the last row.
+    """
+    groups: dict[Group, list[Attribution]] = {}
+    for part in comparison.attribution:
+        groups.setdefault((part.metric, part.rank, part.phase), []).append(part)
+    tables = {
+        key: _attribution_table(_group_title(key), parts, _metric_of(comparison, key), notes)
+        for key, parts in groups.items()
+    }
+    main: list[Block] = [t for key, t in tables.items() if key[1:] == (None, None)]
+    rest = [t for key, t in tables.items() if key[1:] != (None, None)]
+    if not main:
+        main = [Prose(text="No difference over the whole run to attribute.", tone="muted")]
+    sections = [Section(title="Which field did it", blocks=tuple(main))]
+    if rest:
+        title = "Which field did it, by phase and rank"
+        sections.append(Section(title=title, blocks=tuple(rest), collapsed=True, only="wide"))
+    return sections
+
+
+def _group_title(key: Group) -> str:
+    name, rank, phase = key
+    parts = [metric_name(name)]
+    if phase is not None:
+        parts.append(words(phase))
+    if rank is not None:
+        parts.append(f"rank {rank}")
+    return ", ".join(parts)
+
+
+def _metric_of(comparison: Comparison, key: Group) -> Metric | None:
+    for metric in comparison.metrics:
+        if (metric.name, metric.rank, metric.phase) == key and metric.category is None:
+            return metric
+    return None
+
+
+def _attribution_table(
+    title: str, parts: Sequence[Attribution], metric: Metric | None, notes: Footnotes
+) -> Table:
+    explained = sorted((p for p in parts if p.keys), key=lambda p: (-abs(p.value), p.keys))
+    rest = [p for p in parts if not p.keys]
+    rows = [_attribution_row(part, notes) for part in (*explained, *rest)]
+    if not rest:
+        rows.append(_remainder(explained, metric))
+    caption = ""
+    if metric is not None:
+        caption = (
+            f"{format_value(metric.a, metric.unit)} -> {format_value(metric.b, metric.unit)}, "
+            f"change {format_value(metric.delta, metric.unit, signed=True)}."
+        )
+    return Table(
+        title=title,
+        columns=(
+            Column("category"),
+            Column("field", "code"),
+            Column("bytes", "number"),
+            Column("share", "number"),
+            Column("predicted", "number"),
+            Column("level"),
+            Column("evidence", only="wide"),
+        ),
+        rows=tuple(rows),
+        caption=caption,
+    )
+
+
+def _remainder(explained: Sequence[Attribution], metric: Metric | None) -> tuple[Cell, ...]:
+    """Return the row of what no attribution covers, so that it is never left out."""
+    known = metric is not None and metric.delta is not None
+    left = int(metric.delta or 0) - sum(p.value for p in explained) if metric and known else None
+    blank = Cell(UNKNOWN, "muted")
+    return (
+        blank,
+        Cell("unexplained", "warn" if left else "muted"),
+        Cell(format_bytes(left, signed=True), "warn" if left else "muted"),
+        blank,
+        blank,
+        blank,
+        Cell(""),
+    )
+
+
+def _attribution_row(part: Attribution, notes: Footnotes) -> tuple[Cell, ...]:
+    who = " +\n".join(part.keys) + ("\n(together)" if len(part.keys) > 1 else "")
+    mark = (notes.add(part.evidence),) if part.evidence and not part.keys else ()
+    return (
+        Cell(words(part.category) if part.category else UNKNOWN, color=part.category),
+        Cell(who) if part.keys else Cell("unexplained", "warn", mark),
+        Cell(format_bytes(part.value, signed=True), "strong" if part.keys else "warn"),
+        Cell(f"{part.share * 100:.1f} %" if part.share is not None else UNKNOWN),
+        Cell(format_bytes(part.predicted, signed=True)),
+        Cell(level_text(part.level)),
+        Cell(part.evidence),
+    )
+
+
+def level_text(level: int | None) -> str:
+    """Return how a flag's guilt is known, in a word or two."""
+    return UNKNOWN if level is None else LEVELS.get(level, f"level {level}")

@@ -1,0 +1,163 @@
+"""Fit a table into the columns of a terminal. Numbers are never cut; keys lose their beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from rich.cells import cell_len, set_cell_size
+
+from fsdp_doctor.report.document import Cell, Column, Table, printable
+
+GAP = 2
+BAR_WIDTH = 12
+MIN_CODE = 16
+MIN_TEXT = 12
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCell:
+    """A cell's lines, each padded to its column's width."""
+
+    lines: tuple[str, ...]
+    cell: Cell
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """Headers and rows that fit."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[FittedCell, ...], ...]
+
+
+def fit(table: Table, width: int) -> list[FittedTable]:
+    """Return the table, or, where its numbers alone are too wide, several with fewer columns."""
+    shown = table.visible("narrow")
+    columns = [table.columns[i] for i in shown]
+    rows = [[row[i] for i in shown] for row in table.rows]
+    natural = [
+        max([cell_len(column.title), *(_natural(column, row[i]) for row in rows)])
+        for i, column in enumerate(columns)
+    ]
+    fitted = []
+    for chosen in _chunks(columns, natural, width):
+        kept = [columns[i] for i in chosen]
+        widths = _shrink(kept, [natural[i] for i in chosen], width)
+        fitted.append(_fit_columns(kept, [[row[i] for i in chosen] for row in rows], widths))
+    return fitted
+
+
+def cell_text(cell: Cell) -> str:
+    """Return a cell's text with its footnote marks, safe to print."""
+    return printable(cell.text).replace("\t", " ") + "".join(
+        f" [{number}]" for number in cell.notes
+    )
+
+
+def bar(fraction: float, width: int = BAR_WIDTH) -> str:
+    """Return a bar of eighth blocks; anything above nothing shows."""
+    eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
+    if fraction > 0:
+        eighths = max(eighths, 1)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def _natural(column: Column, cell: Cell) -> int:
+    if column.kind == "bar":
+        return BAR_WIDTH
+    return max((cell_len(line) for line in cell_text(cell).split("\n")), default=0)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _least(column: Column, natural: int) -> int:
+    limits = {"code": MIN_CODE, "text": MIN_TEXT}
+    return min(natural, limits.get(column.kind, natural))
+
+
+def _chunks(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[list[int]]:
+    """Split the columns so that each part, led by the first column, can be made to fit."""
+    least = [_least(column, size) for column, size in zip(columns, natural, strict=True)]
+    chunks = [[0]] if columns else []
+    for index in range(1, len(columns)):
+        trial = [*chunks[-1], index]
+        if len(chunks[-1]) > 1 and _total([least[i] for i in trial]) > width:
+            chunks.append([0, index])
+        else:
+            chunks[-1] = trial
+    return chunks
+
+
+def _shrink(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
+    """Take width from keys, then from texts, then (never for our own numbers) from the widest."""
+    widths = list(natural)
+    for kind, least in (("code", MIN_CODE), ("text", MIN_TEXT), (None, 1)):
+        while (excess := _total(widths) - width) > 0:
+            able = [
+                i for i, c in enumerate(columns) if kind in (c.kind, None) and widths[i] > least
+            ]
+            if not able:
+                break
+            widest = max(able, key=lambda i: widths[i])
+            others = [widths[i] for i in able if widths[i] < widths[widest]]
+            floor = max([least, *others]) if others else least
+            equal = [i for i in able if widths[i] == widths[widest]]
+            step = max(1, min(widths[widest] - floor, excess // len(equal)))
+            for i in equal[:excess]:
+                widths[i] -= step
+    return widths
+
+
+def _fit_columns(
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], widths: Sequence[int]
+) -> FittedTable:
+    header = tuple(
+        _pad(_cut_right(column.title, size), column, size)
+        for column, size in zip(columns, widths, strict=True)
+    )
+    fitted = tuple(
+        tuple(
+            FittedCell(_lines(cell, column, size), cell)
+            for cell, column, size in zip(row, columns, widths, strict=True)
+        )
+        for row in rows
+    )
+    return FittedTable(header, fitted)
+
+
+def _lines(cell: Cell, column: Column, width: int) -> tuple[str, ...]:
+    if column.kind == "bar":
+        return (bar(cell.bar, width) if cell.bar is not None else " " * width,)
+    lines: list[str] = []
+    for line in cell_text(cell).split("\n"):
+        if cell_len(line) <= width:
+            lines.append(line)
+        elif column.kind == "text":
+            pieces = wrap(line, width) or [""]
+            lines += [_cut_right(piece, width) for piece in pieces]
+        elif column.kind == "code":
+            lines.append(_cut_left(line, width))
+        else:
+            lines.append(_cut_right(line, width))
+    return tuple(_pad(line, column, width) for line in lines)
+
+
+def _pad(text: str, column: Column, width: int) -> str:
+    space = " " * (width - cell_len(text))
+    return space + text if column.kind == "number" else text + space
+
+
+def _cut_right(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+
+
+def _cut_left(text: str, width: int) -> str:
+    while cell_len(text) > width - 1:
+        text = text[max(1, (cell_len(text) - width + 1) // 2) :]
+    return "…" + text
