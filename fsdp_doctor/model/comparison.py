@@ -17,7 +17,8 @@ class Metric:
 
     name: str
     """peak_allocated_bytes, peak_reserved_bytes, resident_bytes, category_bytes, step_time_s,
-    phase_time_s, tokens_per_s, outside_pytorch_bytes, allocation_retries."""
+    phase_time_s, tokens_per_s, first_step_peak_allocated_bytes, outside_pytorch_bytes,
+    allocation_retries."""
     unit: Literal["bytes", "s", "count", "tokens/s"]
     better: Literal["lower", "higher"]
     rank: int | None
@@ -25,6 +26,8 @@ class Metric:
     phase: str | None
     """None: over the whole step."""
     category: str | None
+    """Memory category; of phase_time_s: kernel, exposed_communication, communication, copy or idle
+    (from the profiled step), None for the whole phase."""
     a: float | int | None
     b: float | int | None
     delta: float | int | None
@@ -35,7 +38,9 @@ class Metric:
     """95 % interval of the relative change; None for exact values."""
     n_launches: tuple[int, int] = (1, 1)
     n_steps: tuple[int, int] = (0, 0)
+    """Timed steps behind a time, over all launches of a side."""
     p: float | None = None
+    """Of no difference, adjusted for the number of metrics tested; None where not tested."""
     verdict: Verdict = "unclear"
     warnings: tuple[str, ...] = ()
 

@@ -1,0 +1,183 @@
+"""Which field did it, without re-runs: divide a memory difference by category, then by field.
+
+Category differences sum to the metric's difference exactly, in integers. Each is put down to the
+changed fields that can touch the category in that phase; what none can touch stays unexplained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fsdp_doctor.attribution.candidates import blame
+from fsdp_doctor.attribution.observations import fullest_rank
+from fsdp_doctor.model.comparison import Attribution, Metric
+from fsdp_doctor.model.config import ConfigChange
+from fsdp_doctor.model.memory import Anatomy
+from fsdp_doctor.model.run import Run
+from fsdp_doctor.units import format_bytes
+
+ATTRIBUTED = (
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "resident_bytes",
+    "outside_pytorch_bytes",
+)
+END_OF_STEP = frozenset({"optimizer"})
+"""Effects bound to other phases are over when a step ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A metric whose two sides are divided into categories."""
+
+    metric: Metric
+    a: Mapping[str | None, int]
+    """Category -> bytes; sums to ``metric.a`` up to a rest that is shown as unexplained."""
+    b: Mapping[str | None, int]
+    phases: Collection[str] | None
+    """Phases of the moments compared; None: not known, an effect of any phase counts."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether the peak lies in different phases on the two sides."""
+        return self.phases is not None and len(self.phases) > 1
+
+
+def attribute(
+    metrics: Sequence[Metric],
+    changes: Sequence[ConfigChange],
+    a: Sequence[Run],
+    b: Sequence[Run],
+) -> tuple[Attribution, ...]:
+    """Put every firm memory difference down to fields.
+
+    Metrics that are ``same`` or ``unclear`` are not attributed: nothing is blamed for no change.
+    The values of one metric's rows sum to its delta exactly.
+    """
+    return tuple(
+        row
+        for metric in metrics
+        if metric.name in ATTRIBUTED and metric.verdict in ("worse", "better")
+        for row in attribute_split(split(metric, a, b), changes)
+    )
+
+
+def attribute_split(divided: Split, changes: Sequence[ConfigChange]) -> list[Attribution]:
+    """Return one row per category that differs, largest first, and the rest as unexplained."""
+    metric = divided.metric
+    total = int(metric.delta or 0)
+    rows = []
+    for category in divided.a.keys() | divided.b.keys():
+        delta = divided.b.get(category, 0) - divided.a.get(category, 0)
+        if delta:
+            rows.append(_row(divided, category, delta, changes))
+    rest = total - sum(row.value for row in rows)
+    rows.sort(key=lambda row: (-abs(row.value), row.category or ""))
+    if rest:
+        rows.append(_rest(metric, rest, observed_at=total - rest))
+    return rows
+
+
+def _share(value: int, metric: Metric) -> float | None:
+    return value / metric.delta if metric.delta else None
+
+
+def _row(
+    divided: Split, category: str | None, delta: int, changes: Sequence[ConfigChange]
+) -> Attribution:
+    metric = divided.metric
+    found = blame(changes, category, divided.phases, delta)
+    text = f"{format_bytes(delta, signed=True)} in {category or 'allocated memory'}"
+    if found.predicted is not None:
+        together = " together" if len(found.keys) > 1 else ""
+        text += f", formula {format_bytes(found.predicted, signed=True)}{together}"
+    text += f": {found.reason}"
+    if divided.moved:
+        text += f" (the peak moved: phases {' and '.join(sorted(divided.phases or ()))})"
+    return Attribution(
+        metric=metric.name,
+        rank=metric.rank,
+        phase=metric.phase,
+        category=category,
+        keys=found.keys,
+        value=delta,
+        share=_share(delta, metric),
+        level=found.level,
+        predicted=found.predicted,
+        evidence=text,
+    )
+
+
+def _rest(metric: Metric, rest: int, *, observed_at: int) -> Attribution:
+    return Attribution(
+        metric=metric.name,
+        rank=metric.rank,
+        phase=metric.phase,
+        category=None,
+        keys=(),
+        value=rest,
+        share=_share(rest, metric),
+        evidence=f"the observed steps differ by {format_bytes(observed_at, signed=True)}, "
+        f"the compared steps by {format_bytes(metric.delta, signed=True)}",
+    )
+
+
+def split(metric: Metric, a: Sequence[Run], b: Sequence[Run]) -> Split:
+    """Divide both sides of a memory metric into categories; a and b are known in it."""
+    if metric.name == "outside_pytorch_bytes":
+        return _whole(metric, "outside_pytorch")
+    anatomies = (_anatomy(metric, a, metric.a), _anatomy(metric, b, metric.b))
+    if anatomies[0] is None or anatomies[1] is None:
+        return _whole(metric, None)
+    if metric.name == "resident_bytes":
+        sides = [dict(x.resident) for x in anatomies if x]
+        return Split(metric=metric, a=_keyed(sides[0]), b=_keyed(sides[1]), phases=END_OF_STEP)
+    parts = [_peak_categories(x, metric.phase) for x in anatomies if x]
+    if not all(parts):
+        return _whole(metric, None)
+    phases = (
+        {metric.phase}
+        if metric.phase is not None
+        else {str(x.peak_phase) for x in anatomies if x is not None}
+    )
+    keyed = [_keyed(part) for part in parts]
+    if metric.name == "peak_reserved_bytes":
+        for part, value in zip(keyed, (metric.a, metric.b), strict=True):
+            part["reserved_unallocated"] = int(value or 0) - sum(part.values())
+    return Split(metric=metric, a=keyed[0], b=keyed[1], phases=phases)
+
+
+def _keyed(categories: Mapping[str, int]) -> dict[str | None, int]:
+    return {str(category): size for category, size in categories.items()}
+
+
+def _peak_categories(anatomy: Anatomy, phase: str | None) -> dict[str, int]:
+    if phase is None:
+        return anatomy.categories
+    part = anatomy.phases.get(phase)
+    return part.categories if part else {}
+
+
+def _whole(metric: Metric, category: str | None) -> Split:
+    phases = None if metric.phase is None else {metric.phase}
+    return Split(
+        metric=metric,
+        a={category: int(metric.a or 0)},
+        b={category: int(metric.b or 0)},
+        phases=phases,
+    )
+
+
+def _anatomy(metric: Metric, runs: Sequence[Run], value: float | None) -> Anatomy | None:
+    """Return the anatomy of the metric's rank, of the launch whose peak is nearest ``value``."""
+    found = []
+    for run in runs:
+        series = (
+            fullest_rank(run, metric.phase)
+            if metric.rank is None
+            else next((s for s in run.ranks if s.rank == metric.rank), None)
+        )
+        if series is not None and series.anatomy is not None:
+            found.append(series.anatomy)
+    return min(found, key=lambda x: abs(x.peak_allocated_bytes - (value or 0)), default=None)

@@ -1,0 +1,195 @@
+"""What two sides must have in common, and what the comparison still means where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fsdp_doctor.errors import InputError
+from fsdp_doctor.model.run import Run
+from fsdp_doctor.runs.summary import steady_steps
+from fsdp_doctor.units import format_bytes
+
+_MUST_MATCH = (
+    ("device_type", "memory and time are not comparable one to one"),
+    ("device_name", "times are those of different devices; allocated bytes still compare"),
+    ("world_size", "per-rank bytes include the effect of the world size"),
+    ("source", "predicted or partial records stand beside measured ones"),
+    ("tokens_per_step", "the steps do different work: compare tokens_per_s, not step_time_s"),
+)
+_IGNORED = frozenset(
+    {
+        "device_name",  # compared above
+        "git.dirty",
+        "host_cores",
+        "variables.CUDA_VISIBLE_DEVICES",
+        "variables.SLURM_JOB_ID",
+    }
+)
+
+
+def check_usable(runs: Sequence[Run], side: str) -> None:
+    """Raise InputError when a side has no launch, or none that recorded anything."""
+    if not runs:
+        raise InputError(f"no run to compare on side {side}")
+    if any(_has_memory(run) or _has_time(run) for run in runs):
+        return
+    manifest = runs[0].manifest
+    failure = manifest.failure
+    why = f"it failed: {failure.kind}: {failure.message}" if failure else manifest.status
+    where = str(runs[0].directory) if runs[0].directory else manifest.name
+    raise InputError(
+        f"the run recorded neither memory nor time of any step ({why})",
+        where=where,
+        hint="record it again with: fsdp-doctor profile SPEC -o DIR",
+    )
+
+
+def check_common(a: Sequence[Run], b: Sequence[Run]) -> None:
+    """Raise InputError when one side has only memory and the other only time."""
+    memory = any(map(_has_memory, a)) and any(map(_has_memory, b))
+    time = any(map(_has_time, a)) and any(map(_has_time, b))
+    if not memory and not time:
+        raise InputError(
+            f"{a[0].manifest.name} and {b[0].manifest.name} have no number in common: "
+            "one recorded only memory, the other only time"
+        )
+
+
+def _has_memory(run: Run) -> bool:
+    return any(
+        series.anatomy is not None
+        or any(
+            p.peak.allocated_bytes is not None or p.peak.reserved_bytes is not None
+            for p in (*series.setup, *(p for step in series.steps for p in step.phases))
+        )
+        for series in run.ranks
+    )
+
+
+def _has_time(run: Run) -> bool:
+    return any(
+        series.time_breakdown or any(step.step_time_s is not None for step in series.steps)
+        for series in run.ranks
+    )
+
+
+def compatibility_warnings(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """Return what differs between the sides besides the config, and what that means."""
+    return [
+        *_manifest_warnings(a[0], b[0]),
+        *_size_warnings(a[0], b[0]),
+        *_rank_warnings(a, b),
+        *_kind_warnings(a, b),
+        *_environment_warnings(a[0], b[0]),
+        *_launch_warnings("A", a),
+        *_launch_warnings("B", b),
+    ]
+
+
+def _manifest_warnings(a: Run, b: Run) -> Iterator[str]:
+    for name, meaning in _MUST_MATCH:
+        value_a, value_b = getattr(a.manifest, name), getattr(b.manifest, name)
+        if value_a != value_b:
+            yield f"{name} differs ({_text(value_a)} -> {_text(value_b)}): {meaning}"
+
+
+def _text(value: object) -> str:
+    return "not known" if value is None else str(value)
+
+
+def _size_warnings(a: Run, b: Run) -> Iterator[str]:
+    sizes_a, sizes_b = a.manifest.sizes, b.manifest.sizes
+    if sizes_a is None or sizes_b is None:
+        return
+    if sizes_a.parameters != sizes_b.parameters:
+        yield (
+            f"the models differ ({sizes_a.parameters} -> {sizes_b.parameters} parameters): "
+            "differences include the effect of the model"
+        )
+    elif sizes_a.parameter_bytes != sizes_b.parameter_bytes:
+        yield (
+            "the models are built in different dtypes "
+            f"({format_bytes(sizes_a.parameter_bytes)} -> {format_bytes(sizes_b.parameter_bytes)})"
+        )
+
+
+def _recorded(runs: Sequence[Run]) -> set[int]:
+    return {s.rank for run in runs for s in run.ranks if s.steps or s.setup or s.anatomy}
+
+
+def _rank_warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
+    only_a, only_b = _recorded(a) - _recorded(b), _recorded(b) - _recorded(a)
+    for side, only in (("A", only_a), ("B", only_b)):
+        if only:
+            yield (
+                f"{len(only)} ranks are recorded only in {side} (first: {min(only)}); rows of "
+                "single ranks are of the common ones, rows over all ranks of all recorded"
+            )
+
+
+def _kinds(runs: Sequence[Run]) -> set[str]:
+    return {s.kind for run in runs for series in run.ranks for s in steady_steps(series)}
+
+
+def _kind_warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
+    kinds_a, kinds_b = _kinds(a), _kinds(b)
+    if kinds_a and kinds_b and kinds_a != kinds_b:
+        yield (
+            f"memory is that of {'/'.join(sorted(kinds_a))} steps in A and of "
+            f"{'/'.join(sorted(kinds_b))} steps in B"
+        )
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def environment_differences(a: Run, b: Run) -> list[str]:
+    """Return ``name: value -> value`` of the facts about machine and software that differ."""
+    flat_a, flat_b = _flat(a.manifest.environment), _flat(b.manifest.environment)
+    if not flat_a or not flat_b:
+        return []
+    names = sorted((flat_a.keys() | flat_b.keys()) - _IGNORED)
+    return [
+        f"{name}: {_text(flat_a.get(name))} -> {_text(flat_b.get(name))}"
+        for name in names
+        if flat_a.get(name) != flat_b.get(name)
+    ]
+
+
+def _environment_warnings(a: Run, b: Run) -> Iterator[str]:
+    if differences := environment_differences(a, b):
+        yield (
+            f"these runs also differ in {'; '.join(differences)}: "
+            "such changes are not attributed and may be the cause"
+        )
+
+
+def _launch_warnings(side: str, runs: Sequence[Run]) -> Iterator[str]:
+    completed = any(run.manifest.status == "completed" for run in runs)
+    then = "left out" if completed else "compared on what it recorded"
+    for run in runs:
+        manifest = run.manifest
+        if manifest.status != "completed":
+            why = f" ({manifest.failure.kind})" if manifest.failure else ""
+            yield f"{side}: {manifest.name} {manifest.status}{why}; {then}"
+        for series in run.ranks:
+            if series.anatomy is not None and series.anatomy.incomplete:
+                yield f"{side}: rank {series.rank}: {series.anatomy.incomplete}"
+        for warning in manifest.warnings:
+            yield f"{side}: {warning}"
+    configs = [_effective(run) for run in runs]
+    if any(config != configs[0] for config in configs):
+        yield f"the launches of {side} do not share one config: the first one's is compared"
+
+
+def _effective(run: Run) -> dict[str, object]:
+    fields = run.manifest.effective_config.items()
+    return {key: (value.set, value.value) for key, value in fields if value.effective}
