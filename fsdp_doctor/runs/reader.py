@@ -58,7 +58,7 @@ def load_run(directory: Path) -> Run:
     Torn or unknown lines become warnings of the manifest. Raises InputError when run.json is
     missing, broken or of a newer schema.
     """
-    manifest = _load_manifest(directory / MANIFEST_NAME)
+    manifest = load_manifest(directory / MANIFEST_NAME)
     warnings = list(manifest.warnings)
     series = []
     for rank in manifest.ranks:
@@ -75,7 +75,8 @@ def load_run(directory: Path) -> Run:
     )
 
 
-def _load_manifest(path: Path) -> RunManifest:
+def load_manifest(path: Path) -> RunManifest:
+    """Read run.json; InputError when it is missing, broken or of a newer schema."""
     try:
         raw = msgspec.json.decode(path.read_bytes())
         schema = raw.get("schema") if isinstance(raw, dict) else None
@@ -108,6 +109,12 @@ def _records(path: Path, warnings: list[str]) -> Iterator[tuple[int, dict[str, A
                 yield number, record
             else:
                 warnings.append(f"{path.name}:{number}: line skipped (not a record)")
+
+
+def read_records(directory: Path, rank: int) -> list[dict[str, Any]]:
+    """Return a rank's raw records, whole lines only; none when the file is missing."""
+    path = directory / rank_file_name(rank)
+    return [record for _, record in _records(path, [])] if path.is_file() else []
 
 
 class _Builder:

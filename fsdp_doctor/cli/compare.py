@@ -1,0 +1,105 @@
+"""``fsdp-doctor compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsdp_doctor.cli.common import (
+    emit_json,
+    json_option,
+    print_text,
+    refuse_overwrite,
+    terminal_style,
+    write_text,
+)
+from fsdp_doctor.cli.launching import launch_options, make_launch_options, progress_line
+
+
+@click.command()
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write a report file.")
+@click.option(
+    "--launches",
+    type=click.IntRange(min=1),
+    default=3,
+    help="Launches of each spec, interleaved (default 3; fewer give no firm word on time).",
+)
+@click.option(
+    "--runs",
+    "runs_directory",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    help="Where specs are recorded (default runs/).",
+)
+@launch_options
+@json_option
+def command(
+    *,
+    a: Path,
+    b: Path,
+    output: Path | None,
+    launches: int,
+    runs_directory: Path,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Compare two runs: what got worse, by how much, how sure, and which flag did it.
+
+    A and B are run directories (or directories of several launches), or two specs, which are
+    profiled first.
+    """
+    from fsdp_doctor.attribution.compare import compare_runs, comparison_to_payload
+    from fsdp_doctor.report import render_comparison
+    from fsdp_doctor.report.base import format_of
+
+    fmt = format_of(output) if output else "html"
+    if output is not None:
+        refuse_overwrite(output, force=options["force"])
+    launch = make_launch_options(options)
+    runs_a, runs_b = gather_runs(a, b, launch, launches, runs_directory)
+    comparison = compare_runs(runs_a, runs_b)
+    if as_json:
+        emit_json("compare", comparison_to_payload(comparison), comparison.warnings)
+    else:
+        print_text(render_comparison(comparison, runs_a, runs_b, "terminal", **terminal_style()))
+    if output is not None:
+        write_text(output, render_comparison(comparison, runs_a, runs_b, fmt))
+        click.echo(f"Wrote {output}", err=as_json)
+    failed = any(run.manifest.status != "completed" for run in (*runs_a, *runs_b))
+    return 1 if failed and is_spec(a) else 0
+
+
+def is_spec(path: Path) -> bool:
+    """Return whether ``path`` is a file, that is a spec and not a recorded run."""
+    return path.is_file()
+
+
+def gather_runs(
+    a: Path, b: Path, options: Any, launches: int, runs_directory: Path
+) -> tuple[list[Any], list[Any]]:
+    """Read both sides; profile those that are specs, their launches interleaved A B B A ..."""
+    from fsdp_doctor.config.spec import load_spec
+    from fsdp_doctor.profiler.launch import profile_many
+    from fsdp_doctor.runs import load_launches
+
+    sides: list[list[Any]] = [[], []]
+    specs = {side: load_spec(path) for side, path in enumerate((a, b)) if is_spec(path)}
+    for side, path in enumerate((a, b)):
+        if side not in specs:
+            sides[side] = load_launches(path)
+    if specs:
+        jobs, owners = [], []
+        for number in range(launches):
+            order = sorted(specs, reverse=number % 2 == 1)
+            for side in order:
+                folder = f"{'ab'[side]}-{specs[side].name}"
+                jobs.append((specs[side], runs_directory / folder / f"launch-{number:03d}"))
+                owners.append(side)
+        with progress_line() as tell:
+            for side, run in zip(owners, profile_many(jobs, options, tell), strict=False):
+                sides[side].append(run)
+    return sides[0], sides[1]

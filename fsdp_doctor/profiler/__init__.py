@@ -1,0 +1,1 @@
+"""Run short real training steps and record what they cost."""

@@ -1,0 +1,82 @@
+"""Run many short launches on one machine without paying torch's import each time.
+
+``python -m fsdp_doctor.profiler.forkserver`` imports torch once (no CUDA context, no process
+group), then reads plan paths from standard input, one a line; for each it forks fresh rank
+processes, waits for them and prints their exit code. An empty torchrun costs seconds, a fork a
+tenth of one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from fsdp_doctor.profiler.plan import LaunchPlan, read_plan
+from fsdp_doctor.profiler.ranks import die_with_parent, fork_rank, kill_all, wait_for_ranks
+from fsdp_doctor.profiler.worker import run_rank
+
+LOG_NAME = "launch.log"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _rank_main(plan: LaunchPlan, rank: int, local_rank: int, port: int) -> int:
+    log = os.open(Path(plan.run_directory) / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        RANK=str(rank),
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(plan.world_size),
+        LOCAL_WORLD_SIZE=str(len(plan.ranks)),
+    )
+    return run_rank(plan, rank, local_rank)
+
+
+def run_launch(plan: LaunchPlan) -> int:
+    """Fork the ranks of one launch and wait; return the first non-zero exit code, or 0."""
+    port = _free_port()
+    pids: dict[int, int] = {}
+    for local_rank, rank in enumerate(plan.ranks):
+
+        def run(rank: int = rank, local_rank: int = local_rank) -> int:
+            return _rank_main(plan, rank, local_rank, port)
+
+        pids[fork_rank(run)] = rank
+
+    def stop(number: int, _frame: object) -> None:
+        kill_all(pids)
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        return wait_for_ranks(Path(plan.run_directory), pids)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def main() -> int:
+    """Serve launches until standard input closes."""
+    die_with_parent()
+
+    import fsdp_doctor.profiler.rank_job  # noqa: F401 (imported once, for all forks)
+
+    for line in sys.stdin:
+        code = run_launch(read_plan(Path(line.strip())))
+        sys.stdout.write(f"{code}\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

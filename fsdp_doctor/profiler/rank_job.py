@@ -1,0 +1,147 @@
+"""What a rank does from start to end. Imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from fsdp_doctor.config.spec import spec_from_mapping
+from fsdp_doctor.model.memory import Phase
+from fsdp_doctor.model.run import RunManifest
+from fsdp_doctor.model.spec import ProfileSpec
+from fsdp_doctor.profiler.environment import collect_environment
+from fsdp_doctor.profiler.observe import make_observer
+from fsdp_doctor.profiler.plan import LaunchPlan
+from fsdp_doctor.profiler.recorder import OBSERVED_STEPS, Recorder
+from fsdp_doctor.profiler.worker import join_process_group
+from fsdp_doctor.runs.reader import load_manifest
+from fsdp_doctor.runs.writer import write_manifest
+from fsdp_doctor.training.step import TrainingJob, build_job
+from fsdp_doctor.training.strategies import RankContext
+
+_SETTLING_STEPS = 2
+"""Untimed steps after observation ends, before the clock counts."""
+
+
+def train(plan: LaunchPlan, rank: int, local_rank: int) -> int:
+    """Train as the plan says, recording; return 0, or 1 when an exception ended it."""
+    recorder: Recorder | None = None
+    try:
+        context = join_process_group(plan, rank, local_rank)
+        observer = make_observer(context.device) if plan.observe else None
+        recorder = Recorder(
+            Path(plan.run_directory),
+            rank=rank,
+            device=context.device,
+            observer=observer,
+            keep_loss=not context.fake,
+        )
+        recorder.start(local_rank)
+        spec = spec_from_mapping(dict(plan.spec), "plan")
+        _run(plan, spec, context, recorder)
+        recorder.close()
+    except Exception as error:  # noqa: BLE001 (every exception of the user's job is a result)
+        traceback.print_exc(file=sys.stderr)
+        _write_failure(plan, rank, recorder, error)
+        return 1
+    with contextlib.suppress(RuntimeError):  # a peer that left first is no failure any more
+        dist.destroy_process_group()
+    return 0
+
+
+def _write_failure(
+    plan: LaunchPlan, rank: int, recorder: Recorder | None, error: Exception
+) -> None:
+    if recorder is None:
+        recorder = Recorder(
+            Path(plan.run_directory), rank=rank, device=torch.device("cpu"), observer=None
+        )
+    with contextlib.suppress(OSError):  # disk full: the exit code still tells
+        recorder.fail(error)
+
+
+class _Unrecorded:
+    """A phase sink that does nothing, to measure what recording costs."""
+
+    @contextmanager
+    def phase(self, phase: Phase, microbatch: int = 0) -> Iterator[None]:  # noqa: ARG002
+        yield
+
+    def inputs(self, batch: Any) -> None:
+        """Ignore the batch."""
+
+
+def _run(plan: LaunchPlan, spec: ProfileSpec, context: RankContext, recorder: Recorder) -> None:
+    job = build_job(spec, context, recorder)
+    recorder.watch(job.model, job.optimizer)
+    if context.rank == plan.ranks[0]:
+        _complete_manifest(plan, spec, context, job)
+    for _ in range(OBSERVED_STEPS):
+        _step(job, recorder, "observed" if plan.observe else "warmup")
+    for _ in range(max(_SETTLING_STEPS, spec.steps.warmup - OBSERVED_STEPS)):
+        _step(job, recorder, "warmup")
+    if not plan.record:
+        _time_unrecorded(job, spec, recorder)
+        return
+    for _ in range(spec.steps.timed):
+        _step(job, recorder, "timed")
+    if spec.steps.kernel_profile:
+        from fsdp_doctor.profiler.observe.kernel_profile import profile_step
+
+        breakdown = profile_step(job.run_step, context.device)
+        recorder.write("time_breakdown", {"items": msgspec.to_builtins(breakdown)})
+
+
+def _step(job: TrainingJob, recorder: Recorder, kind: Any) -> None:
+    with recorder.step(kind):
+        recorder.loss(job.run_step(recorder))
+
+
+def _time_unrecorded(job: TrainingJob, spec: ProfileSpec, recorder: Recorder) -> None:
+    """Time the steps as a whole, with nothing recorded inside; one record per run."""
+    import time
+
+    sink = _Unrecorded()
+    if job.device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(spec.steps.timed):
+        job.run_step(sink)
+    if job.device.type == "cuda":
+        torch.cuda.synchronize()
+    recorder.write("unrecorded", {"total_s": time.perf_counter() - start})
+
+
+def _complete_manifest(
+    plan: LaunchPlan, spec: ProfileSpec, context: RankContext, job: TrainingJob
+) -> None:
+    directory = Path(plan.run_directory)
+    manifest: RunManifest = load_manifest(directory / "run.json")
+    environment = collect_environment(context.device)
+    tokens = (
+        spec.workload.micro_batch
+        * spec.workload.sequence_length
+        * spec.config.gradient_accumulation.steps
+        * context.world_size
+    )
+    write_manifest(
+        directory,
+        replace(
+            manifest,
+            device_type="cuda" if context.device.type == "cuda" else "cpu",
+            device_name=environment["device_name"],
+            sizes=job.sizes,
+            environment=environment,
+            tokens_per_step=tokens,
+        ),
+    )

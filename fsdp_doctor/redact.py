@@ -1,0 +1,42 @@
+"""Remove secrets from what is written down: environments, configs, paths, messages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+REDACTED = "[redacted]"
+
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[_\-.])(api|access|auth|private|secret|encryption)?[_\-]?"
+    r"(key|token|secret|password|passwd|pwd|credential|credentials|cookie|dsn)s?$"
+)
+_SECRET_TEXT = re.compile(
+    r"(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_\-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,}"
+    r"|xox[abp]-[A-Za-z0-9\-]{10,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@))"
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether a variable or key of this name is likely to hold a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def redact_text(text: str) -> str:
+    """Return ``text`` with tokens, URL credentials and the home folder replaced."""
+    home = str(Path.home())
+    if len(home) > 1:
+        text = text.replace(home, "~")
+    return _SECRET_TEXT.sub(REDACTED, text)
+
+
+def redact(value: Any, name: str = "") -> Any:
+    """Return a copy of a plain structure (dict, list, scalar) without secrets."""
+    if isinstance(value, dict):
+        return {key: redact(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact(item, name) for item in value]
+    if is_secret_name(name) and isinstance(value, str) and value:
+        return REDACTED
+    return redact_text(value) if isinstance(value, str) else value
