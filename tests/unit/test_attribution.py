@@ -1,13 +1,13 @@
 """Which field a memory difference is put down to."""
 
 import pytest
+from builders import GIB, MIB, make_change, make_effect
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdp_doctor.attribution.attribute import Split, attribute_split
 from fsdp_doctor.attribution.candidates import agrees, blame
 from fsdp_doctor.model.comparison import Metric
-from tests.builders import GIB, MIB, make_change, make_effect
 
 CATEGORIES = ("parameters", "activations", "unsharded_parameters", "rounding", "unknown")
 RESHARD = "sharding.reshard_after_forward"

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from builders import make_diff, make_rank, make_run
 
 from fsdp_doctor.attribution.compare import compare_with_diff
 from fsdp_doctor.attribution.stragglers import find_stragglers, flag
-from tests.builders import make_diff, make_rank, make_run
 
 
 def own_times(rng, ranks, steps, *, slow=None, by=0.05):

@@ -6,12 +6,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-
-from fsdp_doctor.attribution.compare import compare_runs, compare_with_diff, effective_config
-from fsdp_doctor.attribution.payload import comparison_to_payload
-from fsdp_doctor.errors import InputError
-from fsdp_doctor.model.run import Failure, ModelSizes, TimeBreakdown
-from tests.builders import (
+from builders import (
     DEFAULT_PEAKS,
     GIB,
     MIB,
@@ -21,6 +16,11 @@ from tests.builders import (
     make_rank,
     make_run,
 )
+
+from fsdp_doctor.attribution.compare import compare_runs, compare_with_diff, effective_config
+from fsdp_doctor.attribution.payload import comparison_to_payload
+from fsdp_doctor.errors import InputError
+from fsdp_doctor.model.run import Failure, ModelSizes, TimeBreakdown
 
 RESHARD = "sharding.reshard_after_forward"
 
