@@ -10,13 +10,11 @@ from fsdp_doctor.attribution.compatibility import (
     check_usable,
     compatibility_warnings,
 )
-from fsdp_doctor.attribution.findings import (
-    memory_findings,
-    straggler_findings,
-    time_findings,
-)
+from fsdp_doctor.attribution.findings import straggler_findings, time_findings
+from fsdp_doctor.attribution.memory_findings import memory_findings
 from fsdp_doctor.attribution.metrics import compare_metrics
 from fsdp_doctor.attribution.observations import fullest_rank
+from fsdp_doctor.attribution.payload import comparison_to_payload
 from fsdp_doctor.attribution.statistics import DEFAULT_BAND
 from fsdp_doctor.attribution.stragglers import find_stragglers
 from fsdp_doctor.errors import InputError
@@ -24,6 +22,8 @@ from fsdp_doctor.model.comparison import Comparison
 from fsdp_doctor.model.config import ConfigDiff, EffectiveConfig
 from fsdp_doctor.model.finding import Evidence, Finding
 from fsdp_doctor.model.run import Run
+
+__all__ = ["compare_runs", "compare_with_diff", "comparison_to_payload", "effective_config"]
 
 
 def compare_runs(a: Sequence[Run], b: Sequence[Run], *, band: float = DEFAULT_BAND) -> Comparison:

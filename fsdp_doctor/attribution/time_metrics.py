@@ -161,11 +161,11 @@ def _launch_warnings(a: Sequence[LaunchTimes], b: Sequence[LaunchTimes]) -> list
             )
         few = [t.step.size for t in timed if t.few]
         if few:
-            warnings.append(f"only {min(few)} steady timed steps in a launch of {side}")
+            warnings.append(f"timed steps in a launch of {side}: only {min(few)}")
         if retried := sum(t.retried for t in timed):
-            warnings.append(f"{retried} steps of {side} with allocation retries left out")
+            warnings.append(f"timed steps of {side} left out for allocation retries: {retried}")
         if dropped := sum(t.dropped for t in timed):
-            warnings.append(f"{dropped} timed steps of {side} left out as warm-up")
+            warnings.append(f"timed steps of {side} left out as warm-up: {dropped}")
     return warnings
 
 

@@ -37,7 +37,7 @@ class LaunchTimes:
     @property
     def few(self) -> bool:
         """Whether there are fewer steps than a median should stand on."""
-        return self.step.size < FEW_STEPS
+        return self.dropped + self.step.size < FEW_STEPS
 
 
 def launch_times(run: Run) -> LaunchTimes:

@@ -105,6 +105,7 @@ def test_unexplained_growth_is_a_finding():
     result = compare_with_diff([make_run()], [b], make_diff(reshard_change()))
     assert result.findings[0].cause == "unexplained"
     assert "not explained by any changed field" in result.findings[0].claim
+    assert "is the only field that changed" in result.findings[0].evidence[-1].text
     assert all(row.keys == () for row in result.attribution)
 
 
@@ -118,6 +119,33 @@ def test_joint_fields_are_told_as_not_divided():
     assert "not divided" in finding.claim
     assert finding.advice == ()
     assert finding.level == 0
+
+
+def test_several_categories_of_one_field_are_told_apart():
+    """The claim does not net a rise in one category with a fall in another."""
+    change = make_change(
+        RESHARD,
+        True,
+        False,
+        make_effect("unsharded_parameters", "up", 3 * GIB),
+        make_effect("activations", "either"),
+    )
+    b = make_run(peaks=peaks_with(unsharded_parameters=3 * GIB, activations=GIB))
+    claim = compare_with_diff([make_run()], [b], make_diff(change)).findings[0].claim
+    assert claim.endswith(
+        "may account for +3.00 GiB in unsharded_parameters (predicted +3.00 GiB), "
+        "-1.00 GiB in activations"
+    )
+
+
+def test_a_field_that_works_against_the_rise_is_a_note():
+    """What lowered the peak while it rose is told without advice."""
+    saves = make_change("recompute.mode", "none", "full", make_effect("activations", "down"))
+    b = make_run(peaks=peaks_with(unsharded_parameters=3 * GIB, activations=GIB))
+    result = compare_with_diff([make_run()], [b], make_diff(saves, reshard_change(3 * GIB)))
+    (note,) = [f for f in result.findings if f.flags == ("recompute.mode",)]
+    assert (note.severity, note.advice) == ("note", ())
+    assert "may have changed that by -1.00 GiB in activations" in note.claim
 
 
 def test_moved_peak_is_said():

@@ -1,0 +1,250 @@
+"""Say which field moved memory, by how many bytes, and what is left unexplained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fsdp_doctor.model.comparison import Attribution, Metric
+from fsdp_doctor.model.config import ConfigChange, ConfigDiff, ConfigValue
+from fsdp_doctor.model.finding import Advice, Evidence, Finding
+from fsdp_doctor.units import format_bytes, format_relative
+
+CONFIDENCE = {1: 0.9, 0: 0.6}
+JOINT_CONFIDENCE = 0.4
+NOTABLE_SHARE = 0.1
+"""Share of a difference from which its unexplained part gets a finding of its own."""
+_TOLD_CATEGORIES = 3
+_CAUSES = {
+    "parameters": "state-does-not-fit",
+    "gradients": "state-does-not-fit",
+    "optimizer_state": "state-does-not-fit",
+    "buffers": "state-does-not-fit",
+    "unsharded_parameters": "communication-buffers",
+    "communication": "communication-buffers",
+    "unsharded_gradients": "gradient-sync",
+    "activations": "activations",
+    "inputs": "activations",
+    "logits": "logits",
+    "temporaries": "optimizer-temporaries",
+    "rounding": "fragmentation",
+    "reserved_unallocated": "fragmentation",
+    "outside_pytorch": "library-allocation",
+}
+_NAMES = {
+    "peak_allocated_bytes": "peak allocated memory",
+    "peak_reserved_bytes": "peak reserved memory",
+    "resident_bytes": "memory resident between steps",
+    "outside_pytorch_bytes": "device memory outside PyTorch",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows of one metric that name the same fields."""
+
+    keys: tuple[str, ...]
+    rows: tuple[Attribution, ...]
+    """Largest first."""
+
+    @property
+    def value(self) -> int:
+        """Signed bytes of all rows."""
+        return sum(row.value for row in self.rows)
+
+    @property
+    def level(self) -> int | None:
+        """The weakest level among the rows that make up the bulk of the bytes."""
+        bulk = [row for row in self.rows if 10 * abs(row.value) >= abs(self.rows[0].value)]
+        return min((row.level for row in bulk if row.level is not None), default=None)
+
+
+def memory_findings(
+    metrics: Sequence[Metric],
+    attribution: Sequence[Attribution],
+    diff: ConfigDiff,
+    moved: tuple[str, str] | None,
+) -> Iterator[Finding]:
+    """Yield findings on memory: the peak (or, when it is the same, the phase that changed most),
+    then reserved, resident and outside memory. ``moved``: phases of the peak in A and B.
+    """
+    for metric in _told(metrics):
+        rows = [row for row in attribution if _belongs(row, metric)]
+        changes = {change.key: change for change in diff.changed}
+        for group in _groups(rows):
+            if group.keys:
+                yield _named(metric, group, changes, moved)
+            elif abs(group.value) >= NOTABLE_SHARE * abs(metric.delta or 0):
+                yield _unexplained(metric, group, diff, moved)
+
+
+def _told(metrics: Sequence[Metric]) -> list[Metric]:
+    """Return the metrics worth a finding, one row each: the rank that changed most."""
+    told = []
+    for name in _NAMES:
+        firm = [m for m in metrics if m.name == name and m.verdict in ("worse", "better")]
+        whole = [m for m in firm if m.phase is None]
+        chosen = whole or (firm if name == "peak_allocated_bytes" else [])
+        if chosen:
+            told.append(max(chosen, key=_size))
+    return told
+
+
+def _size(metric: Metric) -> tuple[float, bool, int]:
+    """Order by bytes; among equal ones a rank is more telling than all, the first most."""
+    rank = metric.rank
+    return abs(metric.delta or 0), rank is not None, -(rank or 0)
+
+
+def _belongs(row: Attribution, metric: Metric) -> bool:
+    place = (row.metric, row.rank, row.phase)
+    return place == (metric.name, metric.rank, metric.phase)
+
+
+def _groups(rows: Sequence[Attribution]) -> list[Group]:
+    by_keys: dict[tuple[str, ...], list[Attribution]] = {}
+    for row in sorted(rows, key=lambda row: -abs(row.value)):
+        by_keys.setdefault(row.keys, []).append(row)
+    groups = [Group(keys=keys, rows=tuple(found)) for keys, found in by_keys.items()]
+    return sorted(groups, key=lambda group: (not group.keys, -abs(group.value)))
+
+
+def _subject(metric: Metric) -> str:
+    """Return e.g. ``peak allocated memory of rank 0 in forward rose by 1.23 GiB``."""
+    where = "" if metric.rank is None else f" of rank {metric.rank}"
+    when = "" if metric.phase is None else f" in {metric.phase}"
+    verb = "rose" if (metric.delta or 0) > 0 else "fell"
+    amount = format_bytes(abs(metric.delta or 0))
+    return f"{_NAMES[metric.name]}{where}{when} {verb} by {amount}"
+
+
+def _named(
+    metric: Metric,
+    group: Group,
+    changes: dict[str, ConfigChange],
+    moved: tuple[str, str] | None,
+) -> Finding:
+    rise = metric.verdict == "worse"
+    with_it = (group.value > 0) == ((metric.delta or 0) > 0)
+    joint = len(group.keys) > 1
+    confidence = JOINT_CONFIDENCE if joint else CONFIDENCE.get(group.level or 0, 0.5)
+    flags = " and ".join(change_text(changes[key]) for key in group.keys if key in changes)
+    claim = f"{_subject(metric)}; {flags} {_effect_text(group, with_it=with_it, joint=joint)}"
+    return Finding(
+        cause=_cause(group),
+        claim=claim + _moved_text(metric, moved),
+        confidence=confidence,
+        severity="warning" if rise and with_it else "note",
+        level=group.level,
+        evidence=(_measured(metric), *(_evidence(row) for row in group.rows)),
+        flags=group.keys,
+        advice=_advice(group, changes) if rise and with_it and not joint else (),
+    )
+
+
+def _effect_text(group: Group, *, with_it: bool, joint: bool) -> str:
+    if not with_it:
+        verb = "changes" if group.level == 1 else "may have changed"
+        return f"{verb} that by {_amounts(group, signed=True)}"
+    amounts = _amounts(group, signed=len(group.rows) > 1)
+    if joint:
+        return f"may together account for {amounts}, not divided"
+    return f"{'accounts for' if group.level == 1 else 'may account for'} {amounts}"
+
+
+def _amounts(group: Group, *, signed: bool) -> str:
+    """Return e.g. ``1.20 GiB of it in unsharded_parameters (predicted 1.20 GiB)``."""
+
+    def text(value: int) -> str:
+        return format_bytes(value, signed=True) if signed else format_bytes(abs(value))
+
+    parts = []
+    for row in group.rows[:_TOLD_CATEGORIES]:
+        formula = "" if row.predicted is None else f" (predicted {text(row.predicted)})"
+        of_it = "" if signed else " of it"
+        parts.append(f"{text(row.value)}{of_it} in {row.category or 'allocated memory'}{formula}")
+    rest = sum(row.value for row in group.rows[_TOLD_CATEGORIES:])
+    if len(group.rows) > _TOLD_CATEGORIES:
+        parts.append(f"{text(rest)} in other categories")
+    return ", ".join(parts)
+
+
+def _moved_text(metric: Metric, moved: tuple[str, str] | None) -> str:
+    if moved is None or metric.phase is not None or not metric.name.startswith("peak"):
+        return ""
+    return f"; the peak moved from {moved[0]} to {moved[1]}"
+
+
+def _unexplained(
+    metric: Metric, group: Group, diff: ConfigDiff, moved: tuple[str, str] | None
+) -> Finding:
+    categories = ", ".join(dict.fromkeys(row.category or "no category" for row in group.rows))
+    share = format_relative(group.value / metric.delta if metric.delta else None)
+    claim = (
+        f"{_subject(metric)}; {format_bytes(group.value, signed=True)} of it ({share} of the "
+        f"difference) in {categories} is not explained by any changed field"
+    )
+    evidence = [_measured(metric), *(_evidence(row) for row in group.rows)]
+    if diff.unknown:
+        keys = ", ".join(change.key for change in diff.unknown)
+        evidence.append(Evidence(text=f"changed fields whose effect is not known: {keys}"))
+    elif len(diff.changed) == 1:
+        only = diff.changed[0].key
+        evidence.append(
+            Evidence(
+                text=f"{only} is the only field that changed: the two peaks may lie at different "
+                "moments of a phase, which hold other blocks"
+            )
+        )
+    return Finding(
+        cause="unexplained",
+        claim=claim + _moved_text(metric, moved),
+        confidence=0.9,
+        severity="warning" if metric.verdict == "worse" else "note",
+        evidence=tuple(evidence),
+    )
+
+
+def _measured(metric: Metric) -> Evidence:
+    a, b = format_bytes(metric.a), format_bytes(metric.b)
+    delta = None if metric.delta is None else int(metric.delta)
+    return Evidence(text=f"{metric.name}: {a} -> {b}", rank=metric.rank, bytes=delta)
+
+
+def _evidence(row: Attribution) -> Evidence:
+    return Evidence(text=row.evidence, rank=row.rank, bytes=row.value)
+
+
+def _cause(group: Group) -> str:
+    return _CAUSES.get(group.rows[0].category or "", "configuration")
+
+
+def value_text(value: ConfigValue) -> str:
+    """Return a config value as users write it; ``(unset)`` where it is not set."""
+    if not value.set and value.value is None:
+        return "(unset)"
+    if isinstance(value.value, bool):
+        return "true" if value.value else "false"
+    return str(value.value)
+
+
+def change_text(change: ConfigChange) -> str:
+    """Return e.g. ``sharding.reshard_after_forward true -> false``."""
+    return f"{change.key} {value_text(change.a)} -> {value_text(change.b)}"
+
+
+def _advice(group: Group, changes: dict[str, ConfigChange]) -> tuple[Advice, ...]:
+    change = changes.get(group.keys[0])
+    if change is None:
+        return ()
+    cost = None
+    if change.step_time is not None and change.step_time.direction == "down":
+        cost = f"undoes a gain in step time: {change.step_time.reason}"
+    return (
+        Advice(
+            change=f"set {change.key} back to {value_text(change.a)}",
+            saves_bytes=group.value,
+            saves_text=f"{format_bytes(group.value)} per rank",
+            cost=cost,
+        ),
+    )
