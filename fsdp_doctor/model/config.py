@@ -23,6 +23,9 @@ class ConfigValue:
     """Why it is inert, or how it was derived."""
     native: tuple[str, ...] = ()
     """Native keys it came from, e.g. ``config.fsdp2.reshard_after_forward``."""
+    written: Any = None
+    """The native value as written (``FULL_SHARD``, 25), before it was normalised; None when it
+    was not written, or written as null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

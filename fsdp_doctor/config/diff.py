@@ -1,0 +1,243 @@
+"""Compare two effective configs: what really changed, what only looks changed, what is inert.
+
+A field that differs is a change when someone wrote the difference. One that differs only because
+another field does (shards follow the world size, dtypes follow the stored one) belongs to that
+change, so that one flag is one change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fsdp_doctor.config.effects import (
+    EffectContext,
+    effects_of,
+    has_no_effect,
+    is_known,
+    step_time_of,
+)
+from fsdp_doctor.config.resolvers.engines import DEFAULT_BUCKET_BYTES
+from fsdp_doctor.model.config import (
+    ConfigChange,
+    ConfigDiff,
+    ConfigValue,
+    EffectiveConfig,
+    InertField,
+)
+from fsdp_doctor.model.run import ModelSizes
+
+_ABSENT = ConfigValue(set=False, source="default", reason="not a field of this engine")
+_WRITTEN = frozenset({"file", "cli", "env"})
+_ENGINE_DEFAULTS: dict[str, Any] = {
+    "comm.bucket_bytes": DEFAULT_BUCKET_BYTES,
+    "comm.bucket_view": False,
+    "comm.hook": "none",
+    "comm.limit_all_gathers": True,
+    "comm.prefetch_bwd": "pre",
+    "comm.prefetch_fwd": False,
+    "ddp.find_unused_parameters": False,
+    "ddp.static_graph": False,
+    "fsdp1.keep_low_precision_grads": False,
+    "fsdp1.use_orig_params": False,
+    "offload.pin_memory": True,
+    "precision.cast_inputs": True,
+    "sharding.blocks_per_unit": 1,
+    "sharding.reshard_after_forward": True,
+    "sharding.unit": "block",
+}
+"""Fields that one engine has and another lacks: their defaults come with the engine."""
+
+
+def diff_configs(
+    a: EffectiveConfig,
+    b: EffectiveConfig,
+    sizes_a: ModelSizes | None = None,
+    sizes_b: ModelSizes | None = None,
+) -> ConfigDiff:
+    """Return the difference from ``a`` to ``b``, each change with its effects.
+
+    ``sizes_a``, ``sizes_b``: of the trained models; effects have bytes where they, or the shape of
+    the built-in GPT, are known.
+    """
+    pairs = [
+        (key, a.fields.get(key, _ABSENT), b.fields.get(key, _ABSENT))
+        for key in dict.fromkeys((*a.fields, *b.fields))
+    ]
+    differing = [
+        ConfigChange(key=key, a=x, b=y)
+        for key, x, y in pairs
+        if not same_value(x.value, y.value) and (_acts(x) or _acts(y))
+    ]
+    causes = _causes(differing)
+    changed, cosmetic, unknown = [], [], []
+    for change, context in _contexts(causes, differing, (a, b), (sizes_a, sizes_b)):
+        if has_no_effect(change, context):
+            cosmetic.append(change)
+        elif not is_known(change.key):
+            unknown.append(change)
+        else:
+            changed.append(
+                replace(
+                    change,
+                    effects=effects_of(change, context),
+                    step_time=step_time_of(change, context),
+                )
+            )
+    explained = {native for change in causes for native in _natives(change)}
+    return ConfigDiff(
+        a=a,
+        b=b,
+        changed=tuple(changed),
+        cosmetic=(*cosmetic, *_spelt_differently(pairs, explained)),
+        inert=_inert(pairs),
+        unknown=tuple(unknown),
+    )
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Return whether two field values are equal; ``1`` and ``true`` are not.
+
+    Two containers are compared by deepdiff, numbers in them by value.
+    """
+    if isinstance(a, (list, tuple, dict)) and isinstance(b, (list, tuple, dict)) and a != b:
+        from deepdiff import DeepDiff
+
+        return not DeepDiff(a, b, ignore_numeric_type_changes=True)
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _acts(value: ConfigValue) -> bool:
+    return value is not _ABSENT and value.effective
+
+
+def _natives(change: ConfigChange) -> set[str]:
+    return {*change.a.native, *change.b.native}
+
+
+def _written_state(value: ConfigValue) -> tuple[bool, Any]:
+    return value.source in _WRITTEN, value.written
+
+
+def _causes(differing: Sequence[ConfigChange]) -> list[ConfigChange]:
+    """Return the changes that are not the consequence of another one."""
+    engine_changes = any(change.key == "sharding.impl" for change in differing)
+    independent = []
+    derived = []
+    for change in differing:
+        if _ABSENT in (change.a, change.b) and engine_changes and _comes_with_engine(change):
+            continue
+        if change.a.source == change.b.source == "derived":
+            derived.append(change)
+        else:
+            independent.append(change)
+    written = [c for c in independent if _written_state(c.a) != _written_state(c.b)]
+    claimed = {native for change in written for native in _natives(change)}
+    for change in (*independent, *derived):
+        if change not in written and not claimed & _natives(change):
+            written.append(change)
+    order = {change.key: position for position, change in enumerate(differing)}
+    return sorted(written, key=lambda change: order[change.key])
+
+
+def _comes_with_engine(change: ConfigChange) -> bool:
+    present = change.b if change.a is _ABSENT else change.a
+    if present.source not in _WRITTEN or not present.effective:
+        return True
+    default = _ENGINE_DEFAULTS.get(change.key)
+    return default is not None and same_value(present.value, default)
+
+
+def _contexts(
+    causes: Sequence[ConfigChange],
+    differing: Sequence[ConfigChange],
+    sides: tuple[EffectiveConfig, EffectiveConfig],
+    sizes: tuple[ModelSizes | None, ModelSizes | None],
+) -> Iterator[tuple[ConfigChange, EffectContext]]:
+    """Yield each change with the fields before and after it, one change upon the other.
+
+    The engine and its strategy are one written key: its bytes belong to ``sharding.strategy``.
+    """
+    a, b = sides
+    before, size = dict(a.fields), sizes[0]
+    keys = {change.key for change in causes}
+    for change in causes:
+        after = _with_change(before, change, differing, b.fields, keys)
+        resized = change.key.startswith(("model.", "sharding."))
+        context = EffectContext(
+            a=a,
+            b=b,
+            before=before,
+            after=after,
+            sizes_before=size,
+            sizes_after=sizes[1] if resized else size,
+        )
+        yield change, context
+        if change.key != "sharding.impl" or "sharding.strategy" not in keys:
+            before, size = after, context.sizes_after
+
+
+def _with_change(
+    before: Mapping[str, ConfigValue],
+    change: ConfigChange,
+    differing: Sequence[ConfigChange],
+    b: Mapping[str, ConfigValue],
+    causes: set[str],
+) -> dict[str, ConfigValue]:
+    """Return ``before`` with ``change``, and what follows from it, taken from B."""
+    natives = _natives(change)
+    follows = {change.key} | {
+        other.key
+        for other in differing
+        if natives & _natives(other) and (other.key not in causes or _same_key(change, other))
+    }
+    after = {key: value for key, value in before.items() if key not in follows}
+    after |= {key: b[key] for key in follows if key in b}
+    if "config.strategy" not in (*change.a.native[:1], *change.b.native[:1]):
+        return after
+    after = {key: value for key, value in after.items() if key in b}
+    for key, value in b.items():
+        if key not in after:
+            default = _ENGINE_DEFAULTS.get(key) if key in causes else None
+            after[key] = value if default is None else replace(value, value=default)
+    return after
+
+
+def _same_key(change: ConfigChange, other: ConfigChange) -> bool:
+    return change.a.native[:1] == other.a.native[:1] and change.b.native[:1] == other.b.native[:1]
+
+
+def _spelt_differently(
+    pairs: Sequence[tuple[str, ConfigValue, ConfigValue]], explained: set[str]
+) -> list[ConfigChange]:
+    """Return fields that were written differently and come to the same."""
+    found = []
+    for key, x, y in pairs:
+        if _ABSENT in (x, y) or not same_value(x.value, y.value):
+            continue
+        if not (x.effective or y.effective) or explained & {*x.native[:1], *y.native[:1]}:
+            continue
+        if not _same_written(x, y):
+            found.append(ConfigChange(key=key, a=x, b=y))
+    return found
+
+
+def _same_written(x: ConfigValue, y: ConfigValue) -> bool:
+    (written_x, value_x), (written_y, value_y) = _written_state(x), _written_state(y)
+    return written_x == written_y and same_value(value_x, value_y)
+
+
+def _inert(pairs: Sequence[tuple[str, ConfigValue, ConfigValue]]) -> tuple[InertField, ...]:
+    """Return the fields that are written and do nothing, each with the side it is on."""
+    found = []
+    for key, x, y in pairs:
+        sides = [v for v in (x, y) if not v.effective and v.source in _WRITTEN]
+        if len(sides) == 2 and x.reason == y.reason:
+            found.append(InertField(key=key, side="both", reason=x.reason or ""))
+            continue
+        for value in sides:
+            found.append(  # noqa: PERF401 (two sides, two reasons)
+                InertField(key=key, side="a" if value is x else "b", reason=value.reason or "")
+            )
+    return tuple(found)

@@ -1,0 +1,67 @@
+"""What a change of a field does to memory and step time: knowledge, one file per group of fields.
+
+An effect names a category, a direction, bytes per rank where a formula gives them, and its source.
+A field lists every category that it can change by a mechanism, and no other.
+"""
+
+from __future__ import annotations
+
+from fsdp_doctor.config.effects import communication, optimizer, precision, sharding, workload
+from fsdp_doctor.config.effects.base import EffectContext, EffectRule
+from fsdp_doctor.config.effects.optimizer import sgd_decay_changes
+from fsdp_doctor.config.effects.step_time import TIMES
+from fsdp_doctor.model.config import ConfigChange, Effect, StepTimeEffect
+
+NO_EFFECT = frozenset(
+    {
+        "name",
+        "seed",
+        "optimizer.learning_rate",
+        "steps.warmup",
+        "steps.timed",
+        "steps.kernel_profile",
+    }
+)
+"""Fields that change neither memory nor the time of a step."""
+
+_RULES: dict[str, EffectRule] = {
+    **sharding.RULES,
+    **communication.RULES,
+    **precision.RULES,
+    **workload.RULES,
+    **optimizer.RULES,
+}
+
+
+def is_known(key: str) -> bool:
+    """Return whether this package knows what a field does."""
+    return key in _RULES or key in NO_EFFECT
+
+
+def has_no_effect(change: ConfigChange, context: EffectContext) -> bool:
+    """Return whether a change moves neither memory nor step time."""
+    if change.key == "optimizer.weight_decay":
+        return not sgd_decay_changes(change, context)
+    return change.key in NO_EFFECT
+
+
+def effects_of(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
+    """Return what a change does to each memory category; empty when nothing, or not known."""
+    rule = _RULES.get(change.key)
+    return () if rule is None else rule(change, context)
+
+
+def step_time_of(change: ConfigChange, context: EffectContext) -> StepTimeEffect | None:
+    """Return in which direction a change moves step time, or None when not known."""
+    rule = TIMES.get(change.key)
+    return None if rule is None else rule(change, context)
+
+
+__all__ = [
+    "NO_EFFECT",
+    "EffectContext",
+    "effects_of",
+    "has_no_effect",
+    "is_known",
+    "step_time_of",
+]

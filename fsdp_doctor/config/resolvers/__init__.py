@@ -1,0 +1,1 @@
+"""One module per framework: from native fields to an ``EffectiveConfig``."""
