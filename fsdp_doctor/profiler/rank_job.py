@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,11 +91,7 @@ def _run(plan: LaunchPlan, spec: ProfileSpec, context: RankContext, recorder: Re
         _step(job, recorder, "observed" if plan.observe else "warmup")
     for _ in range(max(_SETTLING_STEPS, spec.steps.warmup - OBSERVED_STEPS)):
         _step(job, recorder, "warmup")
-    if not plan.record:
-        _time_unrecorded(job, spec, recorder)
-        return
-    for _ in range(spec.steps.timed):
-        _step(job, recorder, "timed")
+    _timed_steps(plan, job, spec, recorder)
     if spec.steps.kernel_profile:
         from fsdp_doctor.profiler.observe.kernel_profile import profile_step
 
@@ -107,19 +104,23 @@ def _step(job: TrainingJob, recorder: Recorder, kind: Any) -> None:
         recorder.loss(job.run_step(recorder))
 
 
-def _time_unrecorded(job: TrainingJob, spec: ProfileSpec, recorder: Recorder) -> None:
-    """Time the steps as a whole, with nothing recorded inside; one record per run."""
-    import time
-
-    sink = _Unrecorded()
-    if job.device.type == "cuda":
-        torch.cuda.synchronize()
+def _timed_steps(plan: LaunchPlan, job: TrainingJob, spec: ProfileSpec, recorder: Recorder) -> None:
+    """Run the timed steps, and time them as a whole too (synchronised at both ends only)."""
+    unrecorded = _Unrecorded()
+    _synchronize(job.device)
     start = time.perf_counter()
     for _ in range(spec.steps.timed):
-        job.run_step(sink)
-    if job.device.type == "cuda":
-        torch.cuda.synchronize()
-    recorder.write("unrecorded", {"total_s": time.perf_counter() - start})
+        if plan.record:
+            _step(job, recorder, "timed")
+        else:
+            job.run_step(unrecorded)
+    _synchronize(job.device)
+    recorder.write("timed", {"total_s": time.perf_counter() - start, "steps": spec.steps.timed})
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _complete_manifest(

@@ -119,6 +119,7 @@ class Recorder:
         """Record one optimizer step; the first three are observed, later ones timed."""
         kind = kind or ("observed" if self.observing else "timed")
         self._step = self.steps_done
+        self._counters.reset_peak()
         self._marks = StepTimes(step=self._step, start=self._times.clock.mark())
         yield
         self._marks.end = self._times.clock.mark()
