@@ -99,7 +99,7 @@ def _remainder(explained: Sequence[Attribution], metric: Metric | None) -> tuple
 
 
 def _attribution_row(part: Attribution, notes: Footnotes) -> tuple[Cell, ...]:
-    who = " +\n".join(part.keys) + ("\n(together)" if len(part.keys) > 1 else "")
+    who = " + ".join(part.keys) + (" (together)" if len(part.keys) > 1 else "")
     mark = (notes.add(part.evidence),) if part.evidence and not part.keys else ()
     return (
         Cell(words(part.category) if part.category else UNKNOWN, color=part.category),

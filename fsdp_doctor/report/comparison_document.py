@@ -162,12 +162,11 @@ def _sides_section(comparison: Comparison, runs_a: Sequence[Run], runs_b: Sequen
 
 
 def _changes_section(diff: ConfigDiff) -> Section:
-    changes = (*diff.changed, *diff.unknown)
+    changes = [(c, UNKNOWN) for c in diff.changed] + [(c, "?") for c in diff.unknown]
     counted = Prose(
         text=(
-            f"{len(diff.cosmetic)} only look changed, {len(diff.inert)} have no effect"
-            + (f", {len(diff.unknown)} of unknown effect" if diff.unknown else "")
-            + "."
+            f"Only look changed: {len(diff.cosmetic)}. Written down without effect: "
+            f"{len(diff.inert)}. Of unknown effect: {len(diff.unknown)}."
         ),
         tone="muted",
     )
@@ -177,7 +176,8 @@ def _changes_section(diff: ConfigDiff) -> Section:
     return Section(title="What changed", blocks=(_change_table(changes), counted))
 
 
-def _change_table(changes: Sequence[ConfigChange]) -> Table:
+def _change_table(changes: Sequence[tuple[ConfigChange, str]]) -> Table:
+    """Return the fields that differ, each with the word for an effect that is not known."""
     return Table(
         columns=(
             Column("field", "code"),
@@ -192,13 +192,11 @@ def _change_table(changes: Sequence[ConfigChange]) -> Table:
                 Cell(change.key),
                 Cell(config_value(change.a)),
                 Cell(config_value(change.b)),
-                Cell(
-                    "\n".join(f"{words(e.category)} {e.direction}" for e in change.effects) or "?"
-                ),
-                Cell(change.step_time.direction if change.step_time else "?"),
+                Cell("\n".join(f"{words(e.category)} {e.direction}" for e in change.effects) or no),
+                Cell(change.step_time.direction if change.step_time else no),
                 Cell("\n".join(dict.fromkeys(e.reason for e in change.effects))),
             )
-            for change in changes
+            for change, no in changes
         ),
     )
 
@@ -220,7 +218,7 @@ def _quiet_changes(diff: ConfigDiff) -> list[Section]:
         blocks.append(
             Table(
                 title="Written down without effect",
-                columns=(Column("field", "code"), Column("side"), Column("reason", "code")),
+                columns=(Column("field", "code"), Column("side"), Column("reason")),
                 rows=tuple((Cell(f.key), Cell(f.side), Cell(f.reason)) for f in diff.inert),
             )
         )

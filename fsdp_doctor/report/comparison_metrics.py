@@ -114,6 +114,8 @@ def _table(metrics: Sequence[Metric], notes: Footnotes) -> Table:
             Column("verdict"),
             Column("n", "number"),
             Column("95 % interval", "number", only="wide"),
+            Column("steps", "number", only="wide"),
+            Column("p", "number", only="wide"),
         ),
         rows=tuple(_row(metric, notes) for metric in metrics),
     )
@@ -130,6 +132,8 @@ def _row(metric: Metric, notes: Footnotes) -> tuple[Cell, ...]:
         Cell(metric.verdict, tone),
         Cell(_basis(metric)),
         Cell(interval(metric.interval)),
+        Cell(f"{metric.n_steps[0]}+{metric.n_steps[1]}" if any(metric.n_steps) else UNKNOWN),
+        Cell(f"{metric.p:.2g}" if metric.p is not None else UNKNOWN),
     )
 
 
@@ -160,7 +164,7 @@ def _spread_lines(metrics: Sequence[Metric]) -> list[Block]:
             f"{metric.n_launches[0]} + {metric.n_launches[1]} launches, "
             f"{metric.n_steps[0]} + {metric.n_steps[1]} steps{chance}."
         )
-        lines.append(Prose(text=text))
+        lines.append(Prose(text=text, only="narrow"))
     return lines
 
 

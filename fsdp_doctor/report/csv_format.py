@@ -14,6 +14,7 @@ from typing import Any
 from fsdp_doctor.model.comparison import Comparison
 from fsdp_doctor.model.memory import Anatomy, MemoryCounters
 from fsdp_doctor.model.run import PhaseRecord, RankSeries, Run, StepRecord
+from fsdp_doctor.report.document import printable
 from fsdp_doctor.report.words import run_labels
 
 COLUMNS = ("run", "rank", "step", "phase", "category", "metric", "unit", "value")
@@ -67,7 +68,11 @@ class CsvRenderer:
 def _to_csv(rows: list[Row], columns: Sequence[str]) -> str:
     import pandas as pd
 
-    known = [row for row in rows if row["value"] is not None]
+    known = [
+        {name: printable(v) if isinstance(v, str) else v for name, v in row.items()}
+        for row in rows
+        if row["value"] is not None
+    ]
     # dtype object: integers stay exact, also beside missing ones
     frame = pd.DataFrame(known, columns=list(columns), dtype=object)
     return frame.to_csv(index=False, lineterminator="\n")

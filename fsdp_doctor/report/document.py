@@ -33,8 +33,9 @@ class Column:
     """One column of a table."""
 
     title: str
-    kind: Literal["text", "number", "code", "bar"] = "text"
-    """``code``: keys, paths and names, which are shortened from the left where space is short."""
+    kind: Literal["text", "number", "code", "path", "bar"] = "text"
+    """``code``: keys and names, broken at their separators where space is short; ``path``: places
+    in source code, which lose their beginning there."""
     only: Literal["narrow", "wide"] | None = None
     """``narrow``: shown in the terminal alone; ``wide``: everywhere else."""
 
@@ -67,6 +68,8 @@ class Prose:
 
     text: str
     tone: Tone = "plain"
+    only: Literal["narrow"] | None = None
+    """``narrow``: for the terminal alone, which has fewer columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,15 @@ class Section:
     """Whether a format that can fold starts with it folded."""
     only: Literal["wide"] | None = None
     """``wide``: too long for the terminal, which only says that it exists."""
+
+    def shown(self, width: Literal["narrow", "wide"], *, plots: bool) -> list[Block]:
+        """Return the blocks that a narrow or wide format, with or without plots, shows."""
+        return [
+            block
+            for block in self.blocks
+            if plots or not isinstance(block, PlotFigure)
+            if not (isinstance(block, Prose) and block.only not in (None, width))
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,11 @@ class Spread:
 
 
 def first_rank(run: Run) -> RankSeries | None:
-    """Return the first recorded rank that has anything to show, or None."""
-    told = [s for s in run.ranks if s.steps or s.setup or s.anatomy]
-    return next(iter(told or run.ranks), None)
+    """Return the first recorded rank that has anything to show, the failed one before others."""
+    failure = run.manifest.failure
+    ranks = sorted(run.ranks, key=lambda s: failure is None or s.rank != failure.rank)
+    told = [s for s in ranks if s.steps or s.setup or s.anatomy]
+    return next(iter(told or ranks), None)
 
 
 def memory_steps(series: RankSeries) -> list[StepRecord]:

@@ -6,11 +6,15 @@ which escapes its own text.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fsdp_doctor.report.base import DocumentRenderer
-from fsdp_doctor.report.document import Block, Cell, Document, PlotFigure, Table, printable
+from fsdp_doctor.report.document import Block, Cell, Document, PlotFigure, printable
 from fsdp_doctor.report.palette import category_color
+
+_BREAKS = re.compile(r"(?<=[._/])(?=[^._/])")
+"""Where a browser may break a long name."""
 
 
 class HtmlRenderer(DocumentRenderer):
@@ -31,8 +35,8 @@ class HtmlRenderer(DocumentRenderer):
             lstrip_blocks=True,
             finalize=_finalize,
         )
-        environment.tests["table"] = lambda block: isinstance(block, Table)
         environment.filters["kind"] = _kind
+        environment.filters["parts"] = _BREAKS.split
         environment.filters["plot"] = _plot
         environment.filters["bar_style"] = _bar_style
         environment.filters["swatch"] = _swatch

@@ -20,6 +20,7 @@ from fsdp_doctor import __version__
 from fsdp_doctor.model.comparison import Comparison
 from fsdp_doctor.model.run import RankSeries, Run
 from fsdp_doctor.report import facts
+from fsdp_doctor.report.document import printable
 from fsdp_doctor.report.words import run_labels
 from fsdp_doctor.runs.summary import resident_bytes, steady_peak_bytes
 
@@ -79,7 +80,7 @@ def run_payload(run: Run, label: str) -> dict[str, Any]:
     finite, known, _ = facts.loss_facts(run)
     return {
         "name": label,
-        "directory": str(run.directory) if run.directory is not None else None,
+        "directory": printable(str(run.directory)) if run.directory is not None else None,
         "manifest": run.manifest,
         "ranks": [_rank_payload(series) for series in run.ranks],
         "step_time_s": _spread(steps),

@@ -1,7 +1,8 @@
-"""Fit a table into the columns of a terminal. Numbers are never cut; keys lose their beginning."""
+"""Fit a table into the columns of a terminal. Numbers are never cut."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -14,6 +15,8 @@ GAP = 2
 BAR_WIDTH = 12
 MIN_CODE = 16
 MIN_TEXT = 12
+_SOFT = ("text", "code", "path")
+_BREAKS = re.compile(r"(?<=[._/: -])")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -39,7 +42,7 @@ def fit(table: Table, width: int) -> list[FittedTable]:
     columns = [table.columns[i] for i in shown]
     rows = [[row[i] for i in shown] for row in table.rows]
     natural = [
-        max([cell_len(column.title), *(_natural(column, row[i]) for row in rows)])
+        max([cell_len(printable(column.title)), *(_natural(column, row[i]) for row in rows)])
         for i, column in enumerate(columns)
     ]
     fitted = []
@@ -77,7 +80,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _least(column: Column, natural: int) -> int:
-    limits = {"code": MIN_CODE, "text": MIN_TEXT}
+    limits = {"code": MIN_CODE, "path": MIN_CODE, "text": MIN_TEXT}
     return min(natural, limits.get(column.kind, natural))
 
 
@@ -95,13 +98,12 @@ def _chunks(columns: Sequence[Column], natural: Sequence[int], width: int) -> li
 
 
 def _shrink(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
-    """Take width from keys, then from texts, then (never for our own numbers) from the widest."""
+    """Take width from texts, then from keys, then (never for our own numbers) from the widest."""
     widths = list(natural)
-    for kind, least in (("code", MIN_CODE), ("text", MIN_TEXT), (None, 1)):
+    stages = ((("text",), MIN_TEXT), (("code", "path"), MIN_CODE), (("number", "bar", *_SOFT), 1))
+    for kinds, least in stages:
         while (excess := _total(widths) - width) > 0:
-            able = [
-                i for i, c in enumerate(columns) if kind in (c.kind, None) and widths[i] > least
-            ]
+            able = [i for i, c in enumerate(columns) if c.kind in kinds and widths[i] > least]
             if not able:
                 break
             widest = max(able, key=lambda i: widths[i])
@@ -118,7 +120,7 @@ def _fit_columns(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell]], widths: Sequence[int]
 ) -> FittedTable:
     header = tuple(
-        _pad(_cut_right(column.title, size), column, size)
+        _pad(_cut_right(printable(column.title), size), column, size)
         for column, size in zip(columns, widths, strict=True)
     )
     fitted = tuple(
@@ -142,10 +144,35 @@ def _lines(cell: Cell, column: Column, width: int) -> tuple[str, ...]:
             pieces = wrap(line, width) or [""]
             lines += [_cut_right(piece, width) for piece in pieces]
         elif column.kind == "code":
+            lines += _broken(line, width)
+        elif column.kind == "path":
             lines.append(_cut_left(line, width))
         else:
             lines.append(_cut_right(line, width))
     return tuple(_pad(line, column, width) for line in lines)
+
+
+def _broken(text: str, width: int) -> list[str]:
+    """Break a key after its separators; a longer part without any is cut into pieces."""
+    lines = [""]
+    for part in _BREAKS.split(text):
+        rest = part
+        if cell_len(lines[-1]) + cell_len(rest) > width and lines[-1]:
+            lines.append("")
+        while cell_len(rest) > width:
+            piece = _head(rest, width)
+            lines[-1:] = [piece, ""]
+            rest = rest[len(piece) :]
+        lines[-1] += rest
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def _head(text: str, width: int) -> str:
+    """Return the longest beginning that is at most ``width`` cells wide (at least a character)."""
+    end = min(len(text), max(width, 1))
+    while end > 1 and cell_len(text[:end]) > width:
+        end -= 1
+    return text[:end]
 
 
 def _pad(text: str, column: Column, width: int) -> str:

@@ -15,12 +15,12 @@ from fsdp_doctor.report.document import (
     Facts,
     Line,
     Notes,
-    PlotFigure,
     Prose,
     Section,
     Table,
     printable,
 )
+from fsdp_doctor.report.words import UNKNOWN
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~$&@])")
 
@@ -71,11 +71,10 @@ def _section(section: Section) -> list[str]:
     }
     title = escape(section.title)
     body = [
-        text
-        for block in section.blocks
-        if not isinstance(block, PlotFigure)
-        for text in writers[type(block)](block)
+        text for block in section.shown("wide", plots=False) for text in writers[type(block)](block)
     ]
+    if section.blocks and not body:
+        return []
     if section.collapsed:
         return [f"<details><summary>{title}</summary>", *body, "</details>"]
     return [f"{'##' if section.level == 1 else '###'} {title}", *body]
@@ -100,7 +99,9 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cell(cell: Cell, column: Column) -> str:
-    style = code if column.kind == "code" and cell.text != "-" else escape
+    if cell.text == UNKNOWN:
+        return UNKNOWN + _marks(cell)
+    style = code if column.kind in ("code", "path") else escape
     text = "<br>".join(style(line) for line in cell.text.split("\n") if line)
     if cell.tone == "strong" and text:
         text = f"**{text}**"

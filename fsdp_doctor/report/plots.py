@@ -13,6 +13,7 @@ from fsdp_doctor.model.comparison import Comparison
 from fsdp_doctor.model.memory import Anatomy
 from fsdp_doctor.model.run import Run, TimeBreakdown
 from fsdp_doctor.report import facts
+from fsdp_doctor.report.document import printable
 from fsdp_doctor.report.palette import (
     SIDE_COLORS,
     TIME_COLORS,
@@ -34,18 +35,23 @@ def side_names(comparison: Comparison) -> tuple[str, str]:
 
 def shortened(name: str, length: int = 36) -> str:
     """Return a name on one line, its middle left out where it is long."""
-    flat = " ".join(name.split())
+    flat = " ".join(printable(name).split())
     if len(flat) <= length:
         return flat
     half = (length - 1) // 2
     return f"{flat[:half]}…{flat[-half:]}"
 
 
+def _label(name: str) -> str:
+    """Return an identifier as words, safe and short."""
+    return shortened(words(name))
+
+
 def phase_categories(sides: Sequence[tuple[str, Anatomy]]) -> str:
     """Draw the peak of each phase, stacked by category; one bar per side and phase."""
     phases = facts.ordered_phases({p for _, anatomy in sides for p in anatomy.phases})
     rows = [
-        (" · ".join(part for part in (words(phase), side) if part), anatomy.phases[phase])
+        (" · ".join(part for part in (_label(phase), side) if part), anatomy.phases[phase])
         for phase in phases
         for side, anatomy in sides
         if phase in anatomy.phases
@@ -60,7 +66,7 @@ def phase_categories(sides: Sequence[tuple[str, Anatomy]]) -> str:
             lefts = [_before(row.categories, category, names) / scale for _, row in rows]
             sizes = [row.categories.get(category, 0) / scale for _, row in rows]
             color = category_color(category)
-            axes.barh(range(len(rows)), sizes, left=lefts, color=color, label=words(category))
+            axes.barh(range(len(rows)), sizes, left=lefts, color=color, label=_label(category))
         for index, (_, row) in enumerate(rows):
             end = sum(row.categories.values()) / scale
             axes.annotate(
@@ -103,7 +109,8 @@ def rank_peaks(sides: Sequence[tuple[str, Run]]) -> str:
                     markersize=5,
                     label=" · ".join(part for part in (shortened(name), what) if part),
                 )
-        axes.set_ylim(bottom=0)
+        axes.margins(x=0.08)
+        axes.set_ylim(0, max(max(known, default=0) / scale * 1.12, 1e-9))
         axes.set_xlabel("rank")
         axes.set_ylabel(f"peak ({unit})")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -185,7 +192,7 @@ def time_breakdown(items: Sequence[TimeBreakdown]) -> str:
                 fontsize=8,
                 color=INK,
             )
-        _bar_axes(axes, [words(item.phase) for item in items], "time (ms)")
+        _bar_axes(axes, [_label(item.phase) for item in items], "time (ms)")
         _legend_below(axes, columns=4)
 
     return draw_svg(paint, height=1.1 + ROW_HEIGHT * len(items), key="breakdown")
@@ -197,7 +204,7 @@ def waterfall(a: dict[str, int], b: dict[str, int], *, names: tuple[str, str]) -
     moved = sorted(((c, d) for c, d in deltas if d), key=lambda pair: (-pair[1], pair[0]))
     total_a, total_b = sum(a.values()), sum(b.values())
     scale, unit = byte_scale(max(total_a, total_b))
-    labels = [names[0], *(words(c) for c, _ in moved), names[1]]
+    labels = [names[0], *(_label(c) for c, _ in moved), names[1]]
 
     def paint(axes: Any) -> None:
         axes.barh(0, total_a / scale, color=SIDE_COLORS[0])

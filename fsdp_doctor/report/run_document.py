@@ -219,5 +219,5 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
         elif isinstance(entry, list | tuple):
             flat.append((f"{prefix}{key}", ", ".join(scalar(e) for e in entry)))
         else:
-            flat.append((f"{prefix}{key}", scalar(entry)))
+            flat.append((f"{prefix}{key}", UNKNOWN if entry is None else scalar(entry)))
     return flat

@@ -20,7 +20,7 @@ from fsdp_doctor.report.document import (
 )
 from fsdp_doctor.report.run_ranks import ranks_section
 from fsdp_doctor.report.words import optional, share, size, size_range, words
-from fsdp_doctor.runs.summary import resident_bytes
+from fsdp_doctor.runs.summary import resident_bytes, steady_steps
 from fsdp_doctor.units import format_bytes
 
 MAX_TOP_ALLOCATIONS = 20
@@ -105,20 +105,20 @@ def _peak_section(rank: int, anatomy: Anatomy, notes: Footnotes) -> Section:
         part = size_bytes / anatomy.peak_allocated_bytes if anatomy.peak_allocated_bytes else 0.0
         rows.append(
             (
-                Cell(words(category), color=category, notes=marks),
+                Cell(words(category), color=category),
                 size(size_bytes),
                 Cell(share(size_bytes, anatomy.peak_allocated_bytes)),
                 Cell("", bar=part, color=category),
-                size(anatomy.resident.get(category, 0)),
+                size(anatomy.resident.get(category, 0) if anatomy.resident else None),
             )
         )
     rows.append(
         (
-            Cell("all", "strong"),
+            Cell("all", "strong", marks),
             size(anatomy.peak_allocated_bytes, "strong"),
             Cell(""),
             Cell(""),
-            size(sum(anatomy.resident.values()), "strong"),
+            size(sum(anatomy.resident.values()) if anatomy.resident else None, "strong"),
         )
     )
     table = Table(
@@ -182,8 +182,8 @@ def _top_section(anatomy: Anatomy) -> Section:
             Column("born in", only="wide"),
             Column("module", "code", only="wide"),
             Column("operator", "code", only="wide"),
-            Column("frame", "code", only="wide"),
-            Column("module, operator, frame", "code", only="narrow"),
+            Column("frame", "path", only="wide"),
+            Column("module, operator, frame", "path", only="narrow"),
         ),
         rows=tuple(_top_row(entry) for entry in top[:MAX_TOP_ALLOCATIONS]),
         caption="Blocks alive at the step's peak, added up by the code that asked for them.",
@@ -223,10 +223,11 @@ def _top_row(entry: TopAllocation) -> tuple[Cell, ...]:
 
 def _numbers(run: Run, series: RankSeries) -> Facts:
     retries = facts.last_known(series, "allocation_retries")
+    seen = "steady" if steady_steps(series) else "all steps seen"
     items: list[tuple[str, Cell]] = [
         ("peak allocated, first step", size(facts.first_step_peak_bytes(series))),
-        ("peak allocated, steady", size(facts.peak_bytes(series))),
-        ("peak reserved, steady", size(facts.peak_bytes(series, "reserved_bytes"))),
+        (f"peak allocated, {seen}", size(facts.peak_bytes(series))),
+        (f"peak reserved, {seen}", size(facts.peak_bytes(series, "reserved_bytes"))),
         ("resident between steps", size(resident_bytes(series))),
         ("reserved - allocated, after a step", size(facts.unused_reserved_bytes(series))),
         ("device used outside PyTorch", size(facts.outside_pytorch_bytes(series))),

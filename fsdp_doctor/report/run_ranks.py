@@ -7,7 +7,7 @@ from functools import partial
 from fsdp_doctor.model.run import RankSeries, Run
 from fsdp_doctor.report import facts, plots
 from fsdp_doctor.report.document import Cell, Column, PlotFigure, Section, Table
-from fsdp_doctor.report.words import optional, size
+from fsdp_doctor.report.words import optional, signal_name, size
 from fsdp_doctor.runs.summary import resident_bytes
 
 MAX_RANKS = 16
@@ -60,7 +60,7 @@ def _rank_row(series: RankSeries) -> tuple[Cell, ...]:
 def rank_end(series: RankSeries) -> Cell:
     """Return how a rank ended, as far as it is known."""
     if series.signal is not None:
-        return Cell(f"signal {series.signal}", "bad")
+        return Cell(signal_name(series.signal), "bad")
     if series.exit_code:
         return Cell(f"exit {series.exit_code}", "bad")
     if series.finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from io import StringIO
 from typing import Any
@@ -50,7 +51,10 @@ def draw_svg(paint: Callable[[Any], None], *, height: float, key: str) -> str:
         axes = figure.add_subplot()
         paint(axes)
         stream = StringIO()
-        figure.savefig(stream, format="svg", transparent=True, metadata=_NO_METADATA)
+        with warnings.catch_warnings():
+            # a letter that the font lacks: the text stays text, the browser has other fonts
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            figure.savefig(stream, format="svg", transparent=True, metadata=_NO_METADATA)
     return _for_page(stream.getvalue(), key)
 
 

@@ -16,7 +16,6 @@ from fsdp_doctor.report.document import (
     Facts,
     Line,
     Notes,
-    PlotFigure,
     Prose,
     Section,
     Table,
@@ -88,13 +87,15 @@ class _Page:
 
     def section(self, section: Section) -> None:
         title = printable(section.title)
+        if section.blocks and not section.shown("narrow", plots=False):
+            return
         self.say()
         if section.level == 1:
             rule = "─" * max(3, self.width - len(title) - 1)
             self.say(f"{title} {rule}", "bold")
         else:
             self.say(title, "bold underline")
-        if section.only == "wide":
+        if section.only is not None:
             self.say("In the HTML, Markdown and JSON reports.", "dim")
             return
         writers: dict[type[Block], Callable[..., None]] = {
@@ -105,9 +106,7 @@ class _Page:
             Notes: self.notes,
         }
         previous: Block | None = None
-        for block in section.blocks:
-            if isinstance(block, PlotFigure):
-                continue
+        for block in section.shown("narrow", plots=False):
             if previous is not None and not isinstance(block, Prose):
                 self.say()
             writers[type(block)](block)
@@ -124,7 +123,10 @@ class _Page:
             marks = "".join(f" [{number}]" for number in cell.notes)
             room = max(self.width - widest - 2, 20)
             first, *rest = self._wrapped(cell.text + marks, room) or [""]
-            self.console.out(label.ljust(widest), style="dim", end="  ", highlight=False)
+            *above, label_end = self._wrapped(label, widest) or [""]
+            for line in above:
+                self.say(line, "dim")
+            self.console.out(label_end.ljust(widest), style="dim", end="  ", highlight=False)
             self.say(first, _STYLES[cell.tone])
             for line in rest:
                 self.say(" " * (widest + 2) + line, _STYLES[cell.tone])
