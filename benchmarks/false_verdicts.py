@@ -1,0 +1,92 @@
+"""Does ``compare`` cry wolf? A against A, and A against twice the work, repeated.
+
+    python benchmarks/false_verdicts.py SPEC --repeats 10 [--one-rank-of 2]
+
+Each repetition runs three launches of A, of A again and of A with twice the layers, interleaved in
+fresh processes, and compares. A false verdict is `worse` or `better` between the identical sides;
+a firm one is `same`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from fsdp_doctor.attribution.compare import compare_runs
+from fsdp_doctor.config.spec import load_spec
+from fsdp_doctor.model.comparison import Comparison, Metric
+from fsdp_doctor.model.run import Run
+from fsdp_doctor.profiler.launch import LaunchOptions, profile_many
+
+
+def main() -> int:
+    """Run the repetitions; exit status 1 when a verdict was false or a doubling was missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--launches", type=int, default=3)
+    parser.add_argument("--timed", type=int, default=20)
+    parser.add_argument("--one-rank-of", type=int)
+    chosen = parser.parse_args()
+    spec = load_spec(chosen.spec)
+    spec = replace(spec, steps=replace(spec.steps, timed=chosen.timed, kernel_profile=False))
+    model = spec.workload.model
+    doubled = replace(
+        spec, workload=replace(spec.workload, model=replace(model, layers=2 * model.layers))
+    )
+    sides = {"a": spec, "again": spec, "double": doubled}
+    identical: Counter[str] = Counter()
+    found = memory_same = 0
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = []
+        for repeat in range(chosen.repeats):
+            for launch in range(chosen.launches):
+                order = list(sides) if launch % 2 == 0 else list(reversed(sides))
+                jobs += [(sides[s], Path(folder) / f"{repeat}-{s}-{launch}") for s in order]
+        options = LaunchOptions(one_rank_of=chosen.one_rank_of, observe=False)
+        runs = profile_many(jobs, options, lambda _text: None)
+        by_folder = {run.directory.name: run for run in runs if run.directory is not None}
+        for repeat in range(chosen.repeats):
+
+            def side(name: str, repeat: int = repeat) -> list[Run]:
+                return [by_folder[f"{repeat}-{name}-{n}"] for n in range(chosen.launches)]
+
+            same = compare_runs(side("a"), side("again"))
+            more = compare_runs(side("a"), side("double"))
+            verdict = step_time(same).verdict
+            identical[verdict] += 1
+            found += step_time(more).verdict == "worse"
+            memory_same += all(
+                m.verdict == "same" for m in same.metrics if m.name == "peak_allocated_bytes"
+            )
+            print(
+                f"repeat {repeat}: A/A {verdict} ({_percent(step_time(same))}), "
+                f"A/2A {step_time(more).verdict} ({_percent(step_time(more))})"
+            )
+    false = identical["worse"] + identical["better"]
+    print(
+        f"identical: {false} false verdicts, {identical['same']} firm `same`, "
+        f"{identical['unclear']} unclear of {chosen.repeats}; memory same in {memory_same}; "
+        f"doubled work found in {found} of {chosen.repeats}"
+    )
+    return 1 if false or found < chosen.repeats else 0
+
+
+def step_time(comparison: Comparison) -> Metric:
+    """Return the job's step time."""
+    return next(m for m in comparison.metrics if m.name == "step_time_s" and m.rank is None)
+
+
+def _percent(metric: Metric) -> str:
+    if metric.interval is None or metric.relative is None:
+        return "no interval"
+    low, high = metric.interval
+    return f"{metric.relative * 100:+.2f} % [{low * 100:+.2f}, {high * 100:+.2f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
