@@ -14,7 +14,8 @@ from fsdp_doctor.report.document import Cell, Column, Table, printable
 GAP = 2
 BAR_WIDTH = 12
 MIN_CODE = 16
-MIN_TEXT = 12
+MIN_TEXT = 13
+"""Fits ``communication``, the longest word of a category."""
 _SOFT = ("text", "code", "path")
 _BREAKS = re.compile(r"(?<=[._/: -])")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -55,9 +56,22 @@ def fit(table: Table, width: int) -> list[FittedTable]:
 
 def cell_text(cell: Cell) -> str:
     """Return a cell's text with its footnote marks, safe to print."""
-    return printable(cell.text).replace("\t", " ") + "".join(
-        f" [{number}]" for number in cell.notes
-    )
+    return printable(cell.text).replace("\t", " ") + marks(cell.notes)
+
+
+def marks(notes: Sequence[int]) -> str:
+    """Return footnote numbers as one mark: `` [1,3-7]``."""
+    spans: list[list[int]] = []
+    for number in sorted(notes):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    texts = [
+        f"{span[0]}-{span[-1]}" if len(span) > 2 else ",".join(str(number) for number in span)
+        for span in spans
+    ]
+    return f" [{','.join(texts)}]" if texts else ""
 
 
 def bar(fraction: float, width: int = BAR_WIDTH) -> str:

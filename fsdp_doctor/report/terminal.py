@@ -117,12 +117,13 @@ class _Page:
             self.say(line, _STYLES[block.tone])
 
     def facts(self, block: Facts) -> None:
+        from fsdp_doctor.report.layout import marks
+
         labels = [printable(label).replace("\n", " ") for label, _ in block.items]
         widest = min(max((len(label) for label in labels), default=0), self.width // 2)
         for label, (_, cell) in zip(labels, block.items, strict=True):
-            marks = "".join(f" [{number}]" for number in cell.notes)
             room = max(self.width - widest - 2, 20)
-            first, *rest = self._wrapped(cell.text + marks, room) or [""]
+            first, *rest = self._wrapped(cell.text + marks(cell.notes), room) or [""]
             *above, label_end = self._wrapped(label, widest) or [""]
             for line in above:
                 self.say(line, "dim")

@@ -252,3 +252,12 @@ def test_csv_of_a_comparison_has_sides_and_attribution():
         str(512 * samples.MIB),
     )
     assert any(row["keys"] == "unexplained" for row in rows)
+
+
+def test_footnote_marks_are_short():
+    """Neighbouring footnotes of a value become a range."""
+    from fsdp_doctor.report.layout import marks
+
+    assert marks((3, 4, 5, 6, 9)) == " [3-6,9]"
+    assert marks((1, 2)) == " [1,2]"
+    assert marks(()) == ""
