@@ -134,14 +134,14 @@ def split(metric: Metric, a: Sequence[Run], b: Sequence[Run]) -> Split:
         sides = [dict(x.resident) for x in anatomies if x]
         return Split(metric=metric, a=_keyed(sides[0]), b=_keyed(sides[1]), phases=END_OF_STEP)
     parts = [_peak_categories(x, metric.phase) for x in anatomies if x]
-    if not all(parts):
+    if any(part is None for part in parts):
         return _whole(metric, None)
     phases = (
         {metric.phase}
         if metric.phase is not None
         else {str(x.peak_phase) for x in anatomies if x is not None}
     )
-    keyed = [_keyed(part) for part in parts]
+    keyed = [_keyed(part or {}) for part in parts]
     if metric.name == "peak_reserved_bytes":
         for part, value in zip(keyed, (metric.a, metric.b), strict=True):
             part["reserved_unallocated"] = int(value or 0) - sum(part.values())
@@ -152,11 +152,14 @@ def _keyed(categories: Mapping[str, int]) -> dict[str | None, int]:
     return {str(category): size for category, size in categories.items()}
 
 
-def _peak_categories(anatomy: Anatomy, phase: str | None) -> dict[str, int]:
+def _peak_categories(anatomy: Anatomy, phase: str | None) -> dict[str, int] | None:
+    """Return the categories at a peak, none of them at a peak of 0; None when not recorded."""
     if phase is None:
         return anatomy.categories
     part = anatomy.phases.get(phase)
-    return part.categories if part else {}
+    if part is None or (part.peak_allocated_bytes and not part.categories):
+        return None
+    return part.categories
 
 
 def _whole(metric: Metric, category: str | None) -> Split:

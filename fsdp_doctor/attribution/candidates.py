@@ -115,19 +115,21 @@ def blame(
         return Blame(reason=_why_nothing(found, delta))
     if len(supporting) < len(found) and _total_fits_better(found, supporting, delta):
         supporting = found
+    against = [c.key for c in found if c not in supporting]
+    but = f" ({', '.join(against)} works against it)" if against else ""
     if len(supporting) == 1:
         only = supporting[0]
         return Blame(
             keys=(only.key,),
             level=1 if agrees(only.predicted, delta) else 0,
             predicted=only.predicted,
-            reason=only.reason,
+            reason=only.reason + but,
         )
     return Blame(
         keys=tuple(candidate.key for candidate in supporting),
         level=0,
         predicted=_total(supporting),
-        reason="; ".join(f"{c.key}: {c.reason}" for c in supporting),
+        reason="; ".join(f"{c.key}: {c.reason}" for c in supporting) + but,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fsdp_doctor.model.comparison import Attribution, Metric
 from fsdp_doctor.model.config import ConfigChange, ConfigDiff, ConfigValue
@@ -14,6 +14,8 @@ CONFIDENCE = {1: 0.9, 0: 0.6}
 JOINT_CONFIDENCE = 0.4
 NOTABLE_SHARE = 0.1
 """Share of a difference from which its unexplained part gets a finding of its own."""
+TRIFLE_SHARE = 0.01
+"""Share of a difference below which a field gets a row but no finding."""
 _TOLD_CATEGORIES = 3
 _CAUSES = {
     "parameters": "state-does-not-fit",
@@ -72,10 +74,15 @@ def memory_findings(
         rows = [row for row in attribution if _belongs(row, metric)]
         changes = {change.key: change for change in diff.changed}
         for group in _groups(rows):
-            if group.keys:
+            if group.keys and _matters(group, metric):
                 yield _named(metric, group, changes, moved)
-            elif abs(group.value) >= NOTABLE_SHARE * abs(metric.delta or 0):
+            elif not group.keys and abs(group.value) >= NOTABLE_SHARE * abs(metric.delta or 0):
                 yield _unexplained(metric, group, diff, moved)
+
+
+def _matters(group: Group, metric: Metric) -> bool:
+    largest = max(abs(row.value) for row in group.rows)
+    return largest >= TRIFLE_SHARE * abs(metric.delta or 0)
 
 
 def _told(metrics: Sequence[Metric]) -> list[Metric]:
@@ -233,6 +240,16 @@ def change_text(change: ConfigChange) -> str:
     return f"{change.key} {value_text(change.a)} -> {value_text(change.b)}"
 
 
+def _undo_text(change: ConfigChange) -> str:
+    """Return how to undo a change, in the user's own key and spelling where they are known."""
+    value = value_text(change.a)
+    native = next(iter(change.a.native), None)
+    if native is None or native == change.key or change.a.written is None:
+        return f"set {change.key} back to {value}"
+    written = value_text(replace(change.a, value=change.a.written))
+    return f"set {native} back to {written} ({change.key} {value})"
+
+
 def _advice(group: Group, changes: dict[str, ConfigChange]) -> tuple[Advice, ...]:
     change = changes.get(group.keys[0])
     if change is None:
@@ -242,7 +259,7 @@ def _advice(group: Group, changes: dict[str, ConfigChange]) -> tuple[Advice, ...
         cost = f"undoes a gain in step time: {change.step_time.reason}"
     return (
         Advice(
-            change=f"set {change.key} back to {value_text(change.a)}",
+            change=_undo_text(change),
             saves_bytes=group.value,
             saves_text=f"{format_bytes(group.value)} per rank",
             cost=cost,

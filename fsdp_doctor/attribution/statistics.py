@@ -35,7 +35,7 @@ MEMORY_SHARE = 0.001
 MAX_REQUIRED = 100
 _NORMAL_95 = 1.959964
 _BOOTSTRAP_SAMPLES = 1000
-_MOST_PAIRS = 250_000
+_MOST_PAIRS = 40_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from builders import (
     DEFAULT_PEAKS,
     GIB,
     MIB,
+    make_anatomy,
     make_change,
     make_diff,
     make_effect,
@@ -20,7 +21,8 @@ from builders import (
 from fsdp_doctor.attribution.compare import compare_runs, compare_with_diff, effective_config
 from fsdp_doctor.attribution.payload import comparison_to_payload
 from fsdp_doctor.errors import InputError
-from fsdp_doctor.model.run import Failure, ModelSizes, TimeBreakdown
+from fsdp_doctor.model.memory import MemoryCounters
+from fsdp_doctor.model.run import Failure, ModelSizes, PhaseRecord, TimeBreakdown
 
 RESHARD = "sharding.reshard_after_forward"
 
@@ -97,6 +99,18 @@ def test_the_field_that_did_it_is_named_with_bytes_and_advice():
     assert finding.advice[0].saves_bytes == GIB
     assert "step time" in finding.advice[0].cost
     assert not any("seed" in f.flags for f in result.findings)
+
+
+def test_advice_speaks_the_users_language():
+    """The change is undone in the native key and spelling, the canonical one beside it."""
+    change = reshard_change()
+    native = replace(change.a, native=("config.fsdp1.sharding_strategy",), written="FULL_SHARD")
+    b = make_run(peaks=peaks_with(unsharded_parameters=GIB))
+    result = compare_with_diff([make_run()], [b], make_diff(replace(change, a=native)))
+    assert result.findings[0].advice[0].change == (
+        "set config.fsdp1.sharding_strategy back to FULL_SHARD "
+        "(sharding.reshard_after_forward true)"
+    )
 
 
 def test_unexplained_growth_is_a_finding():
@@ -188,6 +202,33 @@ def test_without_anatomy_the_total_goes_to_the_only_memory_field():
     result = compare_with_diff([make_run(anatomy=False)], [b], make_diff(reshard_change()))
     rows = [r for r in result.attribution if r.rank is None and r.phase is None]
     assert [(r.keys, r.category, r.value, r.level) for r in rows] == [((RESHARD,), None, GIB, 1)]
+
+
+def test_set_up_phase_that_held_nothing_is_divided():
+    """Parameters built on the device in B only: 0 bytes in A's init have no categories."""
+    init = PhaseRecord(step=-1, phase="init", peak=MemoryCounters(allocated_bytes=0))
+    series = []
+    for size in (0, GIB):
+        categories = {"parameters": size} if size else {}
+        record = replace(init, peak=MemoryCounters(allocated_bytes=size))
+        anatomy = make_anatomy({"init": categories, **DEFAULT_PEAKS})
+        series.append(replace(make_rank(0), setup=(record,), anatomy=anatomy))
+    a, b = (make_run(ranks=[s], world_size=1) for s in series)
+    change = make_change("init.device", "meta", "cuda", make_effect("parameters", "up"))
+    result = compare_with_diff([a], [b], make_diff(change))
+    rows = [r for r in result.attribution if r.rank == 0]
+    assert [(r.phase, r.category, r.keys) for r in rows] == [
+        ("init", "parameters", ("init.device",))
+    ]
+
+
+def test_trifles_get_a_row_but_no_finding():
+    """A few KiB beside a rise of 1 GiB are listed and not told."""
+    inputs = make_change("batch.micro", 1, 2, make_effect("inputs", "up"))
+    b = make_run(peaks=peaks_with(unsharded_parameters=GIB, inputs=4096))
+    result = compare_with_diff([make_run()], [b], make_diff(inputs, reshard_change()))
+    assert any(r.keys == ("batch.micro",) for r in result.attribution)
+    assert not any("batch.micro" in f.flags for f in result.findings)
 
 
 def test_resident_reserved_and_outside_are_attributed():

@@ -18,6 +18,7 @@ from fsdp_doctor.attribution.statistics import (
     exact_verdict,
     hodges_lehmann,
     holm,
+    location_shift,
     look,
     memory_threshold,
     range_verdict,
@@ -77,6 +78,15 @@ def test_bootstrap_interval_is_reproducible_and_covers_the_shift():
     assert (low, high) == bootstrap_interval(a, b)
     assert low < 0.05 < high
     assert high - low < 0.03
+
+
+def test_long_series_are_compared_by_their_medians():
+    """Series of 1000 steps, a million pairs, give the difference of medians."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0, 0.01, 1000), rng.normal(0.05, 0.01, 1000)
+    assert location_shift(a, b) == np.median(b) - np.median(a)
+    low, high = bootstrap_interval(a, b)
+    assert low < 0.05 < high
 
 
 def test_blocks_grow_with_autocorrelation():
