@@ -98,6 +98,8 @@ def rank_peaks(sides: Sequence[tuple[str, Run]]) -> str:
                 ("reserved_bytes", "s", 0),
             ):
                 points = [(s.rank, v) for s in ranks if (v := facts.peak_bytes(s, counter))]
+                if not points:
+                    continue
                 color = SIDE_COLORS[index % len(SIDE_COLORS)]
                 what = counter.removesuffix("_bytes")
                 axes.plot(
