@@ -72,9 +72,12 @@ def shape_from_fields(fields: Mapping[str, ConfigValue]) -> GptShape | None:
     """Return the shape that an effective config describes, or None when it does not."""
     names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied_embeddings")
     values: dict[str, Any] = {}
+    factory = fields.get("model.factory")
+    if factory is not None and factory.value is not None:
+        return None
     for name in names:
         field = fields.get(f"model.{name}")
-        if field is None or not field.effective or field.value is None:
+        if field is None or field.value is None:
             return None
         values["tied" if name == "tied_embeddings" else name] = field.value
     return GptShape(**values)

@@ -120,6 +120,20 @@ def computed(
     return effect(category, direction, reason, source, phase=phase, amount=amount)
 
 
+def earlier_gradients(
+    way: Direction, fields: Mapping[str, ConfigValue], sizes: ModelSizes | None
+) -> list[Effect]:
+    """Return the effects of reduced gradients that come or go during further micro steps."""
+    amount = category_bytes(Category.GRADIENTS, fields, sizes)
+    if amount is not None and way == "down":
+        amount = -amount
+    why = "gradients of earlier micro steps are there during the next one"
+    if way == "down":
+        why = "no reduced gradient of an earlier micro step is there during another one"
+    phases = (Phase.FORWARD, Phase.BACKWARD)
+    return [effect(Category.GRADIENTS, way, why, ZERO, phase=p, amount=amount) for p in phases]
+
+
 def opposite(direction: Direction) -> Direction:
     """Return the other way for ``up`` and ``down``; the others stay."""
     turned: dict[Direction, Direction] = {"up": "down", "down": "up"}

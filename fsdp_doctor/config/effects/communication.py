@@ -11,6 +11,7 @@ from fsdp_doctor.config.effects.base import (
     EffectRule,
     compare_order,
     computed,
+    earlier_gradients,
     effect,
     opposite,
     rises,
@@ -67,19 +68,14 @@ def _limit(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]: 
 
 
 def _grad_sync(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
-    if not context.sharded:
-        return ()
+    if not context.sharded or context.value("batch.accumulation") == 1:
+        return ()  # DDP's gradients are whole anyway; one micro step has nothing to wait for
     waits = change.b.value == "last_microbatch"
     up: Direction = "up" if waits else "down"
     why = "without synchronisation every micro step adds to whole gradients on each rank"
     return (
         computed(context, Category.UNSHARDED_GRADIENTS, up, why, FSDP2_PARAM, zero_is_open=True),
-        effect(
-            Category.GRADIENTS,
-            opposite(up),
-            "reduced gradients do not exist before the last micro step",
-            FSDP2,
-        ),
+        *earlier_gradients(opposite(up), context.after, context.sizes_after),
         effect(
             Category.COMMUNICATION, "either", "gradients are reduced in one micro step only", FSDP2
         ),

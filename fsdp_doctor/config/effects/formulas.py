@@ -45,8 +45,9 @@ def _parameters_of(fields: Fields, sizes: ModelSizes | None) -> int | None:
 
 
 def _value(fields: Fields, key: str, default: Any = None) -> Any:
+    """A field's value. Not its ``effective`` flag: that was set for A or B, not for a mixture."""
     field = fields.get(key)
-    return default if field is None or not field.effective else field.value
+    return default if field is None else field.value
 
 
 def _width(fields: Fields, key: str) -> int:
@@ -61,6 +62,12 @@ def _shard(fields: Fields, elements: int) -> int:
 def is_sharded(fields: Fields) -> bool:
     """Return whether the engine gathers parameters (FSDP2 does so on one rank too)."""
     return "sharding.reshard_after_forward" in fields
+
+
+def waits_for_sync(fields: Fields) -> bool:
+    """Return whether gradients are left unreduced in all but the last of several micro steps."""
+    several = bool(_value(fields, "batch.accumulation", 1) > 1)
+    return several and bool(_value(fields, "comm.grad_sync") == "last_microbatch")
 
 
 def _stored(fields: Fields, elements: int, _: ModelSizes | None) -> int:
@@ -134,8 +141,7 @@ def _unsharded_gradients(fields: Fields, elements: int, _: ModelSizes | None) ->
     FSDP2 keeps them in the computed dtype, or in ``reduce_dtype`` where that differs
     (_fsdp_param.py: to_accumulated_grad_if_needed); FSDP1 in the computed dtype.
     """
-    waits = _value(fields, "comm.grad_sync") == "last_microbatch"
-    if not is_sharded(fields) or not waits:
+    if not is_sharded(fields) or not waits_for_sync(fields):
         return 0
     fsdp2 = fields["sharding.impl"].value == "fsdp2"
     return elements * _width(fields, "precision.reduce" if fsdp2 else "precision.compute")

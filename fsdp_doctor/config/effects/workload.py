@@ -14,11 +14,12 @@ from fsdp_doctor.config.effects.base import (
     EffectRule,
     compare_order,
     computed,
+    earlier_gradients,
     effect,
     opposite,
     rises,
 )
-from fsdp_doctor.config.effects.formulas import category_bytes, is_sharded
+from fsdp_doctor.config.effects.formulas import is_sharded, waits_for_sync
 from fsdp_doctor.model.config import ConfigChange, ConfigValue, Direction, Effect
 from fsdp_doctor.model.memory import Category, Phase
 
@@ -46,29 +47,24 @@ def _accumulation(change: ConfigChange, context: EffectContext) -> tuple[Effect,
     several = context.after if started else context.before
     why = "reduced gradients are added to earlier ones"
     shared = effect(Category.COMMUNICATION, "either", why, FSDP2_PARAM)
-    if is_sharded(several) and several["comm.grad_sync"].value == "last_microbatch":
+    if is_sharded(several) and waits_for_sync(several):
         why = "whole gradients are kept between micro steps (last_microbatch)"
         kept = computed(context, Category.UNSHARDED_GRADIENTS, way, why, FSDP2_PARAM)
         why = "gradients are cast and added to the whole ones"
         return kept, effect(Category.TEMPORARIES, "either", why, FSDP2_PARAM), shared
     why = "a new gradient is added to the old one"
     scratch = effect(Category.TEMPORARIES, way, why, GUESS, phase=Phase.BACKWARD)
-    return (*_earlier_gradients(way, several, context), scratch, shared)
+    return (*_replica_gradients(way, several, context), scratch, shared)
 
 
-def _earlier_gradients(
+def _replica_gradients(
     way: Direction, several: Mapping[str, ConfigValue], context: EffectContext
 ) -> list[Effect]:
     """Gradients of earlier micro steps; with ``gradient_as_bucket_view`` they are always there."""
     view = several.get("comm.bucket_view")
     if view is not None and view.value:
         return []
-    amount = category_bytes(Category.GRADIENTS, several, context.sizes_after)
-    if amount is not None and way == "down":
-        amount = -amount
-    why = "gradients of earlier micro steps are there during the next one"
-    phases = (Phase.FORWARD, Phase.BACKWARD)
-    return [effect(Category.GRADIENTS, way, why, ZERO, phase=p, amount=amount) for p in phases]
+    return earlier_gradients(way, several, context.sizes_after)
 
 
 def _recompute(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:  # noqa: ARG001
