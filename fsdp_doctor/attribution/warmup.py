@@ -47,15 +47,19 @@ def mser(x: FloatArray) -> int:
 def assess(x: FloatArray) -> Steadiness:
     """Judge the log step times of one launch, in order of time.
 
-    MSER drops what is left of the warm-up; at its limit nothing is dropped. Then the medians of
-    the first and last third are compared.
+    MSER drops what is left of the warm-up: nothing at its limit, and nothing that differs from
+    the rest by less than NOT_STEADY. Then the medians of the first and last third are compared.
     """
     if x.size < 6:
         return Steadiness(dropped=0, drift=0.0)
     drop = mser(x)
-    if drop >= x.size // 2:
+    if drop >= x.size // 2 or not _stands_out(x[:drop], x[drop:]):
         drop = 0
     return Steadiness(dropped=drop, drift=_drift(x[drop:]))
+
+
+def _stands_out(start: FloatArray, rest: FloatArray) -> bool:
+    return start.size > 0 and abs(float(start.mean() - np.median(rest))) > NOT_STEADY
 
 
 def _drift(x: FloatArray) -> float:

@@ -26,6 +26,11 @@ def test_constant_times_are_steady():
     assert state.dropped == 0
 
 
+def test_noise_is_not_taken_for_a_warm_up():
+    """With 0.5 % noise no step is dropped, whatever MSER finds."""
+    assert not any(assess(noise(20, seed=seed, sd=0.005)).dropped for seed in range(100))
+
+
 def test_a_ramp_is_not_steady():
     """Times that grow by 10 % over the launch are not steady, and the drift is told."""
     state = assess(noise(30, sd=0.002) + np.linspace(0, 0.1, 30))

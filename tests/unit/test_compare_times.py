@@ -1,0 +1,95 @@
+"""Times of launches: which steps count, and what drift and gaps do to a verdict."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import make_diff, make_rank, make_run
+
+from fsdp_doctor.attribution.compare import compare_with_diff
+from fsdp_doctor.attribution.times import launch_times, phase_seconds
+from fsdp_doctor.model.memory import Phase
+from fsdp_doctor.model.run import PhaseRecord, StepRecord
+
+
+def step_metric(a, b):
+    """Return the step time of a comparison."""
+    metrics = compare_with_diff(a, b, make_diff()).metrics
+    return next(m for m in metrics if m.name == "step_time_s")
+
+
+def test_steps_with_allocation_retries_are_left_out():
+    """A step in which the allocator flushed its cache is no steady step, and that is said."""
+    times = [0.1] * 5 + [0.9] + [0.1] * 6
+    retries = [0] * 5 + [2] * 7
+    run = make_run(times=times, retries=retries)
+    found = launch_times(run)
+    assert (found.retried, found.step.size) == (1, 11)
+    assert found.step.max() == pytest.approx(0.1)
+    warnings = step_metric([run], [run]).warnings
+    assert "timed steps of A left out for allocation retries: 1" in warnings
+
+
+def test_a_job_that_always_retries_keeps_its_steps():
+    """When most steps retry, that is how the job runs."""
+    run = make_run(times=[0.2] * 10, retries=list(range(1, 11)))
+    assert launch_times(run).retried == 0
+    assert launch_times(run).step.size == 10
+
+
+def test_steps_that_one_rank_did_not_end_are_left_out():
+    """After a crash only the steps that all ranks ended are compared."""
+    run = make_run(ranks=[make_rank(0, times=[0.1] * 10), make_rank(1, times=[0.2] * 8)])
+    found = launch_times(run)
+    assert list(found.step) == [0.2] * 8
+    assert found.few
+
+
+def test_drift_widens_the_interval():
+    """Launches that drift by 20 % cannot show 10 %, but still show a doubling."""
+    rng = np.random.default_rng(0)
+
+    def drifting(scale):
+        ramp = np.linspace(1.0, 1.2, 30)
+        return [
+            make_run(times=list(scale * ramp * np.exp(rng.normal(0, 0.002, 30)))) for _ in range(3)
+        ]
+
+    small = step_metric(drifting(0.1), drifting(0.11))
+    assert small.verdict == "unclear"
+    assert any(w.startswith("not-steady") for w in small.warnings)
+    assert step_metric(drifting(0.1), drifting(0.2)).verdict == "worse"
+
+
+def test_times_of_one_side_only():
+    """A simulated run has no times: the metric is None on its side and unclear."""
+    timed, untimed = make_run(times=[0.1] * 10), make_run(source="simulated")
+    metric = step_metric([timed], [untimed])
+    assert (metric.b, metric.delta, metric.verdict) == (None, None, "unclear")
+    assert metric.n_launches == (1, 0)
+    metrics = compare_with_diff([untimed], [untimed], make_diff()).metrics
+    assert not any(m.unit == "s" for m in metrics)
+
+
+def test_untimed_steps_have_no_time():
+    """Times of warm-up and observed steps mean nothing and are not read."""
+    run = make_run(times=[0.1] * 6)
+    series = [
+        replace(r, steps=tuple(replace(s, kind="warmup") for s in r.steps)) for r in run.ranks
+    ]
+    assert launch_times(replace(run, ranks=tuple(series))).step.size == 0
+
+
+def test_phase_seconds_sum_micro_steps_and_skip_unknown():
+    """Two forward passes add up; a phase with one unknown time is unknown."""
+    phases = tuple(
+        PhaseRecord(step=1, phase=phase, microbatch=micro, time_s=time_s)
+        for phase, micro, time_s in (
+            (Phase.FORWARD, 0, 0.1),
+            (Phase.FORWARD, 1, 0.2),
+            (Phase.BACKWARD, 0, 0.3),
+            (Phase.BACKWARD, 1, None),
+        )
+    )
+    step = StepRecord(step=1, kind="timed", phases=phases)
+    assert phase_seconds(step) == {"forward": pytest.approx(0.3)}
