@@ -83,7 +83,9 @@ def read_yaml(path: Path) -> YamlDocument:
     """
     text = _read_text(path)
     if not text.strip():
-        raise InputError("the file is empty", where=str(path), hint="see docs for an example spec")
+        raise InputError(
+            "the file is empty", where=str(path), hint="the least is: config: {strategy: fsdp2}"
+        )
     converter = _Converter(str(path))
     data = converter.convert(_compose(text, str(path)))
     if not isinstance(data, dict):
