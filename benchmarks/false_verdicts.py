@@ -47,7 +47,7 @@ def main() -> int:
             for launch in range(chosen.launches):
                 order = list(sides) if launch % 2 == 0 else list(reversed(sides))
                 jobs += [(sides[s], Path(folder) / f"{repeat}-{s}-{launch}") for s in order]
-        options = LaunchOptions(one_rank_of=chosen.one_rank_of, observe=False)
+        options = LaunchOptions(one_rank_of=chosen.one_rank_of, observe=not chosen.one_rank_of)
         runs = profile_many(jobs, options, lambda _text: None)
         by_folder = {run.directory.name: run for run in runs if run.directory is not None}
         for repeat in range(chosen.repeats):

@@ -54,6 +54,7 @@ class Workload:
     sequence_length: int = 128
     """Tokens per sequence."""
     seed: int = 0
+    """Of the weights (alike on every rank) and of the random tokens (different on each)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +232,9 @@ class ProfileSpec:
     """Workload + config + world size."""
 
     name: str
+    """What the run is called; a file without it is called as the file is."""
     config: TrainingConfig
     workload: Workload = field(default_factory=Workload)
     world_size: int = 2
+    """Ranks."""
     steps: StepPlan = field(default_factory=StepPlan)
