@@ -126,7 +126,11 @@ def _backward(allocation: Allocation, log: EventLog) -> Verdict:
 
 
 def _outlives_backward(allocation: Allocation, log: EventLog) -> bool:
-    """Whether it is alive when the optimizer of its own step begins."""
+    """Whether it is alive when the optimizer of its own step begins: a gradient, if nobody was
+    asked (else gradients are labelled, and this is a buffer that is late to go).
+    """
+    if log.identified:
+        return False
     for span in log.phases:
         if span.step == allocation.step and span.phase is Phase.OPTIMIZER:
             return allocation.alive_at(span.begin)

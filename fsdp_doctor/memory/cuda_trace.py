@@ -275,6 +275,7 @@ class _Reader:
             allocation.hint = note.label
         elif stronger(note.label, allocation.label):
             allocation.label = note.label
+            self._log.identified |= note.label.category is Category.PARAMETERS
 
 
 def format_frames(frames: Iterable[dict[str, Any]]) -> tuple[str, ...]:

@@ -112,6 +112,8 @@ class EventLog:
     """``id + 1`` for a birth, ``-(id + 1)`` for a death."""
     phases: list[PhaseSpan] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
+    identified: bool = False
+    """Whether model and optimizer were asked what they hold: no need to guess gradients."""
     current_bytes: int = 0
     """Sum of ``size_bytes`` alive now."""
     peak_bytes: int = 0

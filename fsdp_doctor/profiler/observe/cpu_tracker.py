@@ -69,6 +69,7 @@ class CpuObserver:
         self._modules.watch(model)
         self._identity.watch(model, optimizer, self._modules.names)
         self._identity.scan(gradients_complete=False)
+        self.log.identified = True
 
     def inputs(self, batch: object) -> None:
         """Label the batch's tensors."""
