@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsdp_doctor.attribution.compare import compare_runs
-from fsdp_doctor.config.spec import load_spec
+from fsdp_doctor.config.spec import WrittenSpec, load_spec
 from fsdp_doctor.model.comparison import Comparison, Metric
 from fsdp_doctor.model.run import Run
 from fsdp_doctor.profiler.launch import LaunchOptions, profile_many
@@ -46,7 +46,13 @@ def main() -> int:
         for repeat in range(chosen.repeats):
             for launch in range(chosen.launches):
                 order = list(sides) if launch % 2 == 0 else list(reversed(sides))
-                jobs += [(sides[s], Path(folder) / f"{repeat}-{s}-{launch}") for s in order]
+                jobs += [
+                    (
+                        WrittenSpec(spec=sides[s], written={}),
+                        Path(folder) / f"{repeat}-{s}-{launch}",
+                    )
+                    for s in order
+                ]
         options = LaunchOptions(one_rank_of=chosen.one_rank_of, observe=not chosen.one_rank_of)
         runs = profile_many(jobs, options, lambda _text: None)
         by_folder = {run.directory.name: run for run in runs if run.directory is not None}

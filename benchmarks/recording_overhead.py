@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scipy import stats
 
-from fsdp_doctor.config.spec import load_spec
+from fsdp_doctor.config.spec import WrittenSpec, load_spec
 from fsdp_doctor.profiler.launch import LaunchOptions, profile_many
 from fsdp_doctor.runs.reader import read_records
 
@@ -42,7 +42,9 @@ def main() -> int:
                 options = LaunchOptions(
                     one_rank_of=chosen.one_rank_of, record=record, observe=False
                 )
-                run = profile_many([(spec, directory)], options, lambda _text: None)[0]
+                run = profile_many(
+                    [(WrittenSpec(spec=spec, written={}), directory)], options, lambda _text: None
+                )[0]
                 if run.manifest.status != "completed":
                     sys.exit(f"{directory}: {run.manifest.failure}")
                 step_s[record].append(_slowest_step_s(directory, run.manifest.ranks))

@@ -33,5 +33,10 @@ def format_seconds(value: float | None, *, signed: bool = False) -> str:
 
 
 def format_relative(value: float | None) -> str:
-    """Return a relative change as percent with sign, e.g. ``+4.5 %``; ``-`` for None."""
-    return "-" if value is None else f"{value * 100:+.1f} %"
+    """Return a relative change as percent with sign, e.g. ``+4.5 %``; ``-`` for None.
+
+    From tenfold on, where percent stops telling anything, it is a factor: ``x 28``.
+    """
+    if value is None:
+        return "-"
+    return f"x {value + 1:,.0f}" if value >= 9 else f"{value * 100:+.1f} %"

@@ -7,9 +7,9 @@ changed fields that can touch the category in that phase; what none can touch st
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fsdp_doctor.attribution.candidates import blame
+from fsdp_doctor.attribution.candidates import POOL_CATEGORIES, blame
 from fsdp_doctor.attribution.observations import fullest_rank
 from fsdp_doctor.model.comparison import Attribution, Metric
 from fsdp_doctor.model.config import ConfigChange
@@ -23,6 +23,8 @@ ATTRIBUTED = (
     "resident_bytes",
     "outside_pytorch_bytes",
 )
+RERUN_ONE_WAY = 2
+"""Evidence level of a pair that differs in one field alone."""
 END_OF_STEP = frozenset({"optimizer"})
 """Effects bound to other phases are over when a step ends."""
 
@@ -49,18 +51,33 @@ def attribute(
     changes: Sequence[ConfigChange],
     a: Sequence[Run],
     b: Sequence[Run],
+    *,
+    controlled: bool = False,
 ) -> tuple[Attribution, ...]:
     """Put every firm memory difference down to fields.
 
     Metrics that are ``same`` or ``unclear`` are not attributed: nothing is blamed for no change.
-    The values of one metric's rows sum to its delta exactly.
+    The values of one metric's rows sum to its delta exactly. ``controlled``: the sides differ in
+    nothing but ``changes``; when that is one field, the pair is a re-run with it flipped, and
+    allocated memory, which is deterministic, is put down to it whole (level 2).
     """
+    only = changes[0].key if controlled and len(changes) == 1 else None
     return tuple(
-        row
+        row if only is None else _put_down_to(only, row)
         for metric in metrics
         if metric.name in ATTRIBUTED and metric.verdict in ("worse", "better")
         for row in attribute_split(split(metric, a, b), changes)
     )
+
+
+def _put_down_to(key: str, row: Attribution) -> Attribution:
+    """Return the row with the only field that differs, unless it is of the allocator's making."""
+    if row.category is None or row.category in POOL_CATEGORIES:
+        return row
+    text = row.evidence
+    if not row.keys:
+        text = text.partition(": ")[0] + ": follows from the only field that differs"
+    return replace(row, keys=(key,), level=RERUN_ONE_WAY, evidence=text)
 
 
 def attribute_split(divided: Split, changes: Sequence[ConfigChange]) -> list[Attribution]:

@@ -9,6 +9,7 @@ from fsdp_doctor.attribution.compatibility import (
     check_common,
     check_usable,
     compatibility_warnings,
+    differs_beyond_config,
 )
 from fsdp_doctor.attribution.findings import straggler_findings, time_findings
 from fsdp_doctor.attribution.memory_findings import memory_findings
@@ -56,7 +57,8 @@ def compare_with_diff(
     a, b = _comparable(a), _comparable(b)
     check_common(a, b)
     metrics = compare_metrics(a, b, band=band)
-    attribution = attribute(metrics, diff.changed, a, b)
+    controlled = not diff.unknown and not differs_beyond_config(a[0], b[0])
+    attribution = attribute(metrics, diff.changed, a, b, controlled=controlled)
     findings = (
         *failures,
         *memory_findings(metrics, attribution, diff, _moved(a, b)),

@@ -94,6 +94,14 @@ def _manifest_warnings(a: Run, b: Run) -> Iterator[str]:
             yield f"{name} differs ({_text(value_a)} -> {_text(value_b)}): {meaning}"
 
 
+def differs_beyond_config(a: Run, b: Run) -> bool:
+    """Return whether anything but the config differs that memory may depend on."""
+    names = ("device_type", "device_name", "source")
+    return any(getattr(a.manifest, name) != getattr(b.manifest, name) for name in names) or bool(
+        environment_differences(a, b)
+    )
+
+
 def _text(value: object) -> str:
     return "not known" if value is None else str(value)
 

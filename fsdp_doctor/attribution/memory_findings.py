@@ -10,7 +10,7 @@ from fsdp_doctor.model.config import ConfigChange, ConfigDiff, ConfigValue
 from fsdp_doctor.model.finding import Advice, Evidence, Finding
 from fsdp_doctor.units import format_bytes, format_relative
 
-CONFIDENCE = {1: 0.9, 0: 0.6}
+CONFIDENCE = {2: 0.95, 1: 0.9, 0: 0.6}
 JOINT_CONFIDENCE = 0.4
 NOTABLE_SHARE = 0.1
 """Share of a difference from which its unexplained part gets a finding of its own."""
@@ -39,6 +39,10 @@ _NAMES = {
     "resident_bytes": "memory resident between steps",
     "outside_pytorch_bytes": "device memory outside PyTorch",
 }
+
+
+_FOLLOWS_PEAK = frozenset({"peak_reserved_bytes", "resident_bytes"})
+"""Metrics that repeat what a changed allocated peak has told; the tables still show them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +91,12 @@ def _matters(group: Group, metric: Metric) -> bool:
 
 def _told(metrics: Sequence[Metric]) -> list[Metric]:
     """Return the metrics worth a finding, one row each: the rank that changed most."""
-    told = []
+    told: list[Metric] = []
     for name in _NAMES:
         firm = [m for m in metrics if m.name == name and m.verdict in ("worse", "better")]
         whole = [m for m in firm if m.phase is None]
         chosen = whole or (firm if name == "peak_allocated_bytes" else [])
-        if chosen:
+        if chosen and not (told and name in _FOLLOWS_PEAK):
             told.append(max(chosen, key=_size))
     return told
 
@@ -151,12 +155,12 @@ def _named(
 
 def _effect_text(group: Group, *, with_it: bool, joint: bool) -> str:
     if not with_it:
-        verb = "changes" if group.level == 1 else "may have changed"
+        verb = "changes" if group.level else "may have changed"
         return f"{verb} that by {_amounts(group, signed=True)}"
     amounts = _amounts(group, signed=len(group.rows) > 1)
     if joint:
         return f"may together account for {amounts}, not divided"
-    return f"{'accounts for' if group.level == 1 else 'may account for'} {amounts}"
+    return f"{'accounts for' if group.level else 'may account for'} {amounts}"
 
 
 def _amounts(group: Group, *, signed: bool) -> str:

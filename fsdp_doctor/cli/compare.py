@@ -82,12 +82,12 @@ def gather_runs(
     a: Path, b: Path, options: Any, launches: int, runs_directory: Path
 ) -> tuple[list[Any], list[Any]]:
     """Read both sides; profile those that are specs, their launches interleaved A B B A ..."""
-    from fsdp_doctor.config.spec import load_spec
+    from fsdp_doctor.config.spec import load_written_spec
     from fsdp_doctor.profiler.launch import profile_many
     from fsdp_doctor.runs import load_launches
 
     sides: list[list[Any]] = [[], []]
-    specs = {side: load_spec(path) for side, path in enumerate((a, b)) if is_spec(path)}
+    specs = {side: load_written_spec(path) for side, path in enumerate((a, b)) if is_spec(path)}
     for side, path in enumerate((a, b)):
         if side not in specs:
             sides[side] = load_launches(path)
@@ -96,7 +96,7 @@ def gather_runs(
         for number in range(launches):
             order = sorted(specs, reverse=number % 2 == 1)
             for side in order:
-                folder = f"{'ab'[side]}-{specs[side].name}"
+                folder = f"{'ab'[side]}-{specs[side].spec.name}"
                 jobs.append((specs[side], runs_directory / folder / f"launch-{number:03d}"))
                 owners.append(side)
         with progress_line() as tell:

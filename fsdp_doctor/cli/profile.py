@@ -13,7 +13,7 @@ from fsdp_doctor.cli.launching import launch_options, make_launch_options, progr
 from fsdp_doctor.errors import InputError
 
 if TYPE_CHECKING:
-    from fsdp_doctor.model.spec import ProfileSpec
+    from fsdp_doctor.config.spec import WrittenSpec
 
 _TORCHRUN = (
     "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
@@ -64,7 +64,7 @@ def command(
     folder, each in fresh processes forked on this host. A job that fails is recorded too; the exit
     status is then 1.
     """
-    from fsdp_doctor.config.spec import apply_overrides, load_spec
+    from fsdp_doctor.config.spec import load_written_spec
     from fsdp_doctor.profiler.launch import profile, profile_many
 
     torchrun = {name: options.pop(name[2:].replace("-", "_")) for name in _TORCHRUN}
@@ -74,7 +74,7 @@ def command(
         chosen = ["--nnodes", str(nodes), *chosen]
     if options["one_rank_of"]:
         overrides = (*overrides, f"world_size={options['one_rank_of']}")
-    loaded = [apply_overrides(load_spec(path), list(overrides)) for path in specs]
+    loaded = [load_written_spec(path, overrides) for path in specs]
     launch = make_launch_options(options, torchrun=tuple(chosen))
     with progress_line() as tell:
         if len(loaded) == launches == 1:
@@ -93,18 +93,18 @@ def command(
 
 
 def run_directories(
-    specs: Sequence[ProfileSpec], output: Path, launches: int
-) -> list[tuple[ProfileSpec, Path]]:
+    specs: Sequence[WrittenSpec], output: Path, launches: int
+) -> list[tuple[WrittenSpec, Path]]:
     """Return the launches of several specs with their run directories, interleaved by launch."""
-    names = [spec.name for spec in specs]
+    names = [written.spec.name for written in specs]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
         raise InputError(f"two specs are named {repeated.pop()!r}", hint="give each its own name")
     jobs = []
     for number in range(launches):
-        for spec in specs:
-            folder = output / spec.name if len(specs) > 1 else output
-            jobs.append((spec, folder / f"launch-{number:03d}" if launches > 1 else folder))
+        for written in specs:
+            folder = output / written.spec.name if len(specs) > 1 else output
+            jobs.append((written, folder / f"launch-{number:03d}" if launches > 1 else folder))
     return jobs
 
 

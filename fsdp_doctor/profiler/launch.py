@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fsdp_doctor import __version__
 from fsdp_doctor.config.resolvers.torch import resolve_spec
-from fsdp_doctor.config.spec import spec_to_mapping
+from fsdp_doctor.config.spec import WrittenSpec, spec_to_mapping
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.gpus import visible_gpu_count
 from fsdp_doctor.model.run import Failure, Run, RunManifest, RunStatus
@@ -65,7 +65,7 @@ class LaunchOptions:
     """Replace an existing run."""
 
 
-def profile(spec: ProfileSpec, directory: Path, options: LaunchOptions, progress: Progress) -> Run:
+def profile(spec: WrittenSpec, directory: Path, options: LaunchOptions, progress: Progress) -> Run:
     """Run ``spec`` once through torchrun (or as one rank) and return the recorded run.
 
     A job that fails is a result too: see ``manifest.failure``. Raises InputError before training
@@ -74,7 +74,7 @@ def profile(spec: ProfileSpec, directory: Path, options: LaunchOptions, progress
     if options.one_rank_of:
         return profile_many([(spec, directory)], options, progress)[0]
     plan = _prepare(spec, directory, options)
-    local_ranks = _local_ranks(spec, options)
+    local_ranks = _local_ranks(spec.spec, options)
     with _terminable():
         launch = TorchrunLaunch(plan, directory / PLAN_NAME, local_ranks, options.torchrun)
         outcome = supervise(launch, directory, plan.ranks, options.phase_limit_s, progress)
@@ -82,7 +82,7 @@ def profile(spec: ProfileSpec, directory: Path, options: LaunchOptions, progress
 
 
 def profile_many(
-    jobs: Sequence[tuple[ProfileSpec, Path]], options: LaunchOptions, progress: Progress
+    jobs: Sequence[tuple[WrittenSpec, Path]], options: LaunchOptions, progress: Progress
 ) -> list[Run]:
     """Run many launches on this host, each in fresh processes forked from one that knows torch.
 
@@ -92,7 +92,7 @@ def profile_many(
     runs: list[Run] = []
     with _terminable(), ForkServer() as server:
         for number, (plan, directory) in enumerate(plans, 1):
-            label = f"[{number}/{len(plans)}] {directory.name}"
+            label = f"[{number}/{len(plans)}] {'/'.join(directory.parts[-2:])}"
 
             def tell(text: str, label: str = label) -> None:
                 progress(f"{label}: {text}")
@@ -128,7 +128,8 @@ def _local_ranks(spec: ProfileSpec, options: LaunchOptions) -> int:
     return spec.world_size // options.nodes
 
 
-def _prepare(spec: ProfileSpec, directory: Path, options: LaunchOptions) -> LaunchPlan:
+def _prepare(written: WrittenSpec, directory: Path, options: LaunchOptions) -> LaunchPlan:
+    spec = written.spec
     _check_devices(spec, options)
     _check_directory(directory, force=options.force)
     world_size = options.one_rank_of or spec.world_size
@@ -157,7 +158,7 @@ def _prepare(spec: ProfileSpec, directory: Path, options: LaunchOptions) -> Laun
             ranks=plan.ranks,
             device_type="cuda" if options.device == "cuda" else "cpu",
             spec=redact(plan.spec),
-            effective_config=resolve_spec(played).fields,
+            effective_config=resolve_spec(played, written.written).fields,
         ),
     )
     plan.write()

@@ -6,8 +6,8 @@ import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fsdp_doctor.model.run import RunManifest
 from fsdp_doctor.model.spec import ProfileSpec
 from fsdp_doctor.profiler.environment import collect_environment
 from fsdp_doctor.profiler.observe import make_observer
+from fsdp_doctor.profiler.observe.kernel_profile import KernelProfile
 from fsdp_doctor.profiler.plan import LaunchPlan
 from fsdp_doctor.profiler.recorder import OBSERVED_STEPS, Recorder
 from fsdp_doctor.profiler.worker import join_process_group
@@ -71,12 +72,15 @@ def _write_failure(
         recorder.fail(error)
 
 
-class _Unrecorded:
-    """A phase sink that does nothing, to measure what recording costs."""
+class _PhasesOnly:
+    """A phase sink that takes no note of batches."""
 
-    @contextmanager
-    def phase(self, phase: Phase, microbatch: int = 0) -> Iterator[None]:  # noqa: ARG002
-        yield
+    def __init__(self, phase: Callable[[Phase, int], AbstractContextManager[None]]) -> None:
+        self._phase = phase
+
+    def phase(self, phase: Phase, microbatch: int = 0) -> AbstractContextManager[None]:
+        """Pass the phase on."""
+        return self._phase(phase, microbatch)
 
     def inputs(self, batch: Any) -> None:
         """Ignore the batch."""
@@ -93,10 +97,10 @@ def _run(plan: LaunchPlan, spec: ProfileSpec, context: RankContext, recorder: Re
         _step(job, recorder, "warmup")
     _timed_steps(plan, job, spec, recorder)
     if spec.steps.kernel_profile:
-        from fsdp_doctor.profiler.observe.kernel_profile import profile_step
-
-        breakdown = profile_step(job.run_step, context.device)
-        recorder.write("time_breakdown", {"items": msgspec.to_builtins(breakdown)})
+        with KernelProfile(context.device) as kernels:
+            job.run_step(_PhasesOnly(kernels.phase))
+        items = msgspec.to_builtins(kernels.breakdown())
+        recorder.write("time_breakdown", {"items": items})
 
 
 def _step(job: TrainingJob, recorder: Recorder, kind: Any) -> None:
@@ -106,7 +110,7 @@ def _step(job: TrainingJob, recorder: Recorder, kind: Any) -> None:
 
 def _timed_steps(plan: LaunchPlan, job: TrainingJob, spec: ProfileSpec, recorder: Recorder) -> None:
     """Run the timed steps, and time them as a whole too (synchronised at both ends only)."""
-    unrecorded = _Unrecorded()
+    unrecorded = _PhasesOnly(lambda _phase, _microbatch: nullcontext())
     _synchronize(job.device)
     start = time.perf_counter()
     for _ in range(spec.steps.timed):

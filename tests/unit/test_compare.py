@@ -116,10 +116,10 @@ def test_advice_speaks_the_users_language():
 def test_unexplained_growth_is_a_finding():
     """Growth that no field touches is said to be unexplained."""
     b = make_run(peaks=peaks_with(unknown=GIB))
-    result = compare_with_diff([make_run()], [b], make_diff(reshard_change()))
+    decoy = make_change("optimizer.learning_rate", 1e-4, 3e-4)
+    result = compare_with_diff([make_run()], [b], make_diff(reshard_change(), decoy))
     assert result.findings[0].cause == "unexplained"
     assert "not explained by any changed field" in result.findings[0].claim
-    assert "is the only field that changed" in result.findings[0].evidence[-1].text
     assert all(row.keys == () for row in result.attribution)
 
 
@@ -147,7 +147,7 @@ def test_several_categories_of_one_field_are_told_apart():
     b = make_run(peaks=peaks_with(unsharded_parameters=3 * GIB, activations=GIB))
     claim = compare_with_diff([make_run()], [b], make_diff(change)).findings[0].claim
     assert claim.endswith(
-        "may account for +3.00 GiB in unsharded_parameters (predicted +3.00 GiB), "
+        "accounts for +3.00 GiB in unsharded_parameters (predicted +3.00 GiB), "
         "-1.00 GiB in activations"
     )
 
@@ -174,10 +174,23 @@ def test_moved_peak_is_said():
     assert sum(r.value for r in rows) == 3 * GIB
     assert {r.category: r.keys for r in rows} == {
         "temporaries": ("optimizer.foreach",),
-        "activations": (),
-        "gradients": (),
+        "activations": ("optimizer.foreach",),
+        "gradients": ("optimizer.foreach",),
     }
+    assert {r.level for r in rows} == {2}
     assert find(result, "peak_allocated_bytes", phase="backward").verdict == "same"
+
+
+def test_the_only_difference_is_the_cause():
+    """A field that alone differs gets all allocated bytes; with another driver it does not."""
+    b = make_run(peaks=peaks_with(unknown=GIB))
+    alone = compare_with_diff([make_run()], [b], make_diff(reshard_change()))
+    row = next(r for r in alone.attribution if r.metric == "peak_allocated_bytes")
+    assert (row.keys, row.level) == ((RESHARD,), 2)
+    other = make_run(peaks=peaks_with(unknown=GIB), environment={"torch": "2.12.0"})
+    beside = compare_with_diff([make_run()], [other], make_diff(reshard_change()))
+    assert all(row.keys == () for row in beside.attribution)
+    assert "is the only field that changed" in beside.findings[0].evidence[-1].text
 
 
 def test_anatomy_that_differs_from_the_timed_peak_leaves_a_rest():
