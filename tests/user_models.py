@@ -17,6 +17,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` and what the perceptron makes of it."""
         return x + self.down(torch.relu(self.up(x)))
 
 
@@ -30,6 +31,7 @@ class Regressor(nn.Module):
         self.fault, self.rank, self.call, self.calls = fault, rank, call, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Misbehave when it is time to, else compute."""
         self.calls += 1
         if self.fault and self.calls == self.call and int(os.environ["RANK"]) == self.rank:
             if self.fault == "raise":

@@ -147,7 +147,7 @@ def test_hang_in_one_rank(forked: tuple[Path, int, str]) -> None:
 
 
 def test_kill_in_mid_step(tmp_path: Path) -> None:
-    """kill -9 of one rank under torchrun: no orphans, the record readable, the report says so."""
+    """Kill -9 of one rank under torchrun: no orphans, the record readable, the report says so."""
     spec = write_spec(tmp_path, "kill", kwargs="{fault: slow}", timed=2000)
     run = tmp_path / "run"
     process = start(spec, "-o", run)
