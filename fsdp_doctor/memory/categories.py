@@ -43,7 +43,8 @@ def _known(allocation: Allocation, log: EventLog) -> Label | None:
     """What the tensor's holder or the code that made it says."""
     known = allocation.label or allocation.hint
     if known is not None:
-        allocation.module = known.module or allocation.module
+        if known.module is not None:
+            allocation.module = known.module
         return known
     known = by_frames(allocation.frames)
     if known is not None and known.category in _ENGINE:

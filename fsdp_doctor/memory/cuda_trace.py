@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fsdp_doctor.memory.events import Allocation, EventLog, Label, stronger
+from fsdp_doctor.memory.mechanisms import short_path
 from fsdp_doctor.model.memory import Category, Phase
 
 ROUNDING_BYTES = 512
@@ -194,12 +195,14 @@ class _Reader:
         self._alive: dict[int, Allocation] = {}
         self._active: dict[int, int] = {}
         self._requested = 0
-        self._requested_peak = 0
+        self._peak_since_begin = 0
+        self._peak_since_end = 0
 
     def adopt(self, blocks: Iterable[tuple[int, int]]) -> None:
         """Blocks that are alive when the trace begins."""
         for address, size in blocks:
             self._allocate(address, size, 0, ())
+        self._peak_since_end = self._requested
 
     def replay(self, trace: Sequence[dict[str, Any]], placed: list[tuple[int, Note]]) -> None:
         """Every entry in order (not by time), each mark before the entry it precedes."""
@@ -235,7 +238,8 @@ class _Reader:
             self._log.free(old)
         self._requested += size - self._active.pop(address, 0)
         self._active[address] = size
-        self._requested_peak = max(self._requested_peak, self._requested)
+        self._peak_since_begin = max(self._peak_since_begin, self._requested)
+        self._peak_since_end = max(self._peak_since_end, self._requested)
         self._alive[address] = self._log.allocate(
             size, size_bytes=round_up(size), stream=stream, frames=frames
         )
@@ -244,10 +248,11 @@ class _Reader:
         log = self._log
         if isinstance(note, Begin):
             log.begin_phase(note.step, note.phase, note.microbatch)
-            self._requested_peak = self._requested
+            self._peak_since_begin = self._requested
         elif isinstance(note, End):
             self._check(note)
             log.end_phase()
+            self._peak_since_end = self._requested
         elif isinstance(note, Enter):
             log.enter_module(note.module)
         elif isinstance(note, Leave):
@@ -258,13 +263,17 @@ class _Reader:
             self._hold(note)
 
     def _check(self, note: End) -> None:
-        """The device's own peak of requested bytes must be the trace's, to the byte."""
-        seen, span = self._requested_peak, self._log.phases[-1] if self._log.phases else None
-        if note.requested_peak_bytes is None or span is None or seen == note.requested_peak_bytes:
+        """The device's own peak of requested bytes must be the trace's, to the byte.
+
+        Its peak was reset somewhere between the end of the phase before and this one's begin.
+        """
+        span, seen = self._log.phases[-1] if self._log.phases else None, self._peak_since_begin
+        device = note.requested_peak_bytes
+        if device is None or span is None or seen <= device <= self._peak_since_end:
             return
         self.history.incomplete.append(
             f"step {span.step} {span.phase.value}: the device counted a peak of "
-            f"{note.requested_peak_bytes} requested bytes, the history has {seen}"
+            f"{device} requested bytes, the history has {seen}"
         )
 
     def _hold(self, note: Holds) -> None:
@@ -289,7 +298,7 @@ def format_frames(frames: Iterable[dict[str, Any]]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=65536)
 def _frame(path: str, line: int, name: str) -> str:
-    return f"{path.rpartition('site-packages/')[2]}:{line} {name}"
+    return f"{short_path(path)}:{line} {name}"
 
 
 def hint_autocast_casts(log: EventLog, weights: dict[str, tuple[int, ...]]) -> None:

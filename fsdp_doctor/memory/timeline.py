@@ -134,7 +134,7 @@ def _top(members: list[Allocation]) -> TopAllocation:
         subcategory=first.subcategory,
         phase=first.phase,
         step=first.step if len(steps) == 1 else None,
-        module=first.module if len(modules) == 1 else fold_layers(first.module),
+        module=(first.module if len(modules) == 1 else fold_layers(first.module)) or None,
         operator=first.operator,
         frames=first.frames,
     )

@@ -198,24 +198,31 @@ def _micro_step(  # noqa: PLR0917
         observer.end_phase()
 
 
-def on_ranks(work: Callable[[int], Any], folder: Path, ranks: int = 2) -> list[Any]:
-    """Run ``work(rank)`` in forked gloo ranks; return what each returned."""
+def on_ranks(
+    work: Callable[[int], Any], folder: Path, ranks: int = 2, backend: str = "gloo"
+) -> list[Any]:
+    """Run ``work(rank)`` in forked ranks; return what each returned.
+
+    The parent must not have touched CUDA.
+    """
     children = []
     for rank in range(ranks):
         child = os.fork()
         if child == 0:
-            os._exit(_run_rank(work, rank, ranks, folder))
+            os._exit(_run_rank(work, rank, ranks, folder, backend))
         children.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert codes == [0] * ranks, "\n".join(p.read_text() for p in folder.glob("*.err"))
     return [pickle.loads((folder / f"{rank}.out").read_bytes()) for rank in range(ranks)]
 
 
-def _run_rank(work: Callable[[int], Any], rank: int, ranks: int, folder: Path) -> int:
+def _run_rank(work: Callable[[int], Any], rank: int, ranks: int, folder: Path, backend: str) -> int:
     try:
         torch.set_num_threads(1)
         store = dist.FileStore(str(folder / "store"), ranks)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
         result = work(rank)
         (folder / f"{rank}.out").write_bytes(pickle.dumps(result))
     except BaseException:  # noqa: BLE001 - a forked child reports, whatever happened

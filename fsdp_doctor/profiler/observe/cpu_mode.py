@@ -123,9 +123,12 @@ class StorageMode(TorchDispatchMode):
         return self.see_storage(tensor.untyped_storage(), None)
 
     def see_storage(
-        self, storage: torch.UntypedStorage, operator: str | None, cast_of: int | None = None
+        self, storage: torch.UntypedStorage, operator: object, cast_of: int | None = None
     ) -> int | None:
-        """Tell about a storage that is new or has another size; return its key."""
+        """Tell about a storage that is new or has another size; return its key.
+
+        ``operator``: what made it (anything whose ``str`` names it), or None.
+        """
         identity = id(storage)
         key = self._keys.get(identity)
         if key is None:
@@ -143,12 +146,13 @@ class StorageMode(TorchDispatchMode):
         self,
         storage: torch.UntypedStorage,
         identity: int,
-        operator: str | None,
+        operator: object,
         cast_of: int | None,
     ) -> int:
         self.flush()
         key = self._register(storage, identity)
-        self._sink.born(key, self._sizes[key], operator, cast_of)
+        name = None if operator is None else str(operator)
+        self._sink.born(key, self._sizes[key], name, cast_of)
         return key
 
     def _register(self, storage: torch.UntypedStorage, identity: int) -> int:
@@ -200,20 +204,19 @@ class StorageMode(TorchDispatchMode):
         node = _current_node()
         if func is _ADD and node and self._accumulated(args, result, node):
             return result
-        operator = str(func)
         if type(result) in _PLAIN:
             cast_of = None
             if func is _CAST:
                 cast_of = self._keys.get(id(args[0].untyped_storage()))
-            self._output(result, operator, node, cast_of)
+            self._output(result, func, node, cast_of)
         elif result is not None and not isinstance(result, (int, float, bool)):
             for leaf in tree_leaves(result):
                 if isinstance(leaf, torch.Tensor):
                     for tensor in plain_tensors(leaf):
-                        self._output(tensor, operator, node, None)
+                        self._output(tensor, func, node, None)
         return result
 
-    def _output(self, tensor: torch.Tensor, operator: str, node: int, cast_of: int | None) -> None:
+    def _output(self, tensor: torch.Tensor, operator: Any, node: int, cast_of: int | None) -> None:
         key = self.see_storage(tensor.untyped_storage(), operator, cast_of)
         if key is not None and node and key not in self._nodes:
             self._nodes[key] = node

@@ -19,6 +19,7 @@ from fsdp_doctor.profiler.observe.identity import IdentityScanner
 from fsdp_doctor.profiler.observe.labels import plain_tensors
 from fsdp_doctor.profiler.observe.modules import ModuleWatcher
 
+_WEIGHTS = frozenset({Category.PARAMETERS, Category.UNSHARDED_PARAMETERS})
 _AUTOCAST = Label(Category.UNSHARDED_PARAMETERS, "autocast_cast")
 
 
@@ -103,7 +104,7 @@ class CpuObserver:
         self.log.head_module = self._modules.head_module or self.log.head_module
         for cast, original in self._casts:
             held = original.label
-            if cast.hint is None and held is not None and held.category is Category.PARAMETERS:
+            if cast.hint is None and held is not None and held.category in _WEIGHTS:
                 cast.hint = _AUTOCAST
         return build_anatomy(
             self.log,

@@ -64,6 +64,7 @@ class CudaHistoryObserver:
 
     def start(self) -> None:
         """Turn the allocator's history on, before anything lives on the device."""
+        torch.cuda.init()  # history needs the allocator to exist
         torch.cuda.memory._record_memory_history(
             enabled="all", context="alloc", stacks="python", max_entries=MAX_ENTRIES
         )

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from types import CodeType
 
+from fsdp_doctor.memory.mechanisms import short_path
+
 MAX_FRAMES = 40
 _OWN = str(Path(__file__).parent)
 _DISPATCH = (
@@ -17,16 +19,12 @@ _DISPATCH = (
 )
 
 
-def shorten(path: str) -> str:
-    """The part of a path after ``site-packages/``, which is the same on every machine."""
-    return path.rpartition("site-packages/")[2]
-
-
 class FrameReader:
     """Formats frames as ``file:line function`` and remembers them."""
 
     def __init__(self) -> None:
-        self._texts: dict[tuple[CodeType, int], str | None] = {}
+        # by id, because a code object's hash reads its bytecode; the object is kept alive beside
+        self._texts: dict[tuple[int, int], tuple[str | None, CodeType]] = {}
 
     def read(self) -> tuple[str, ...]:
         """The caller's Python frames, innermost first, without this package's and dispatch's."""
@@ -34,13 +32,12 @@ class FrameReader:
         found: list[str] = []
         texts = self._texts
         while frame is not None and len(found) < MAX_FRAMES:
-            key = (frame.f_code, frame.f_lineno)
-            if key in texts:
-                text = texts[key]
-            else:
-                text = texts[key] = _format(*key)
-            if text is not None:
-                found.append(text)
+            code, line = frame.f_code, frame.f_lineno
+            known = texts.get((id(code), line))
+            if known is None:
+                known = texts[id(code), line] = (_format(code, line), code)
+            if known[0] is not None:
+                found.append(known[0])
             frame = frame.f_back  # type: ignore[assignment]
         return tuple(found)
 
@@ -49,4 +46,4 @@ def _format(code: CodeType, line: int) -> str | None:
     path = code.co_filename
     if path.startswith(_OWN) or path.endswith(_DISPATCH):
         return None
-    return f"{shorten(path)}:{line} {code.co_name}"
+    return f"{short_path(path)}:{line} {code.co_name}"

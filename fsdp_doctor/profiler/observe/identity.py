@@ -72,14 +72,10 @@ class IdentityScanner:
         self.expected_bytes.update(sums)
 
     def float_weights(self) -> dict[str, tuple[int, ...]]:
-        """Module -> elements of each of its float32 parameters: what autocast may cast."""
+        """Module -> elements of each of its float32 weights: what autocast may cast."""
         found: dict[str, tuple[int, ...]] = {}
         for module in self._model.modules() if self._model is not None else ():
-            sizes = tuple(
-                parameter.numel()
-                for parameter in module.parameters(recurse=False)
-                if parameter.dtype is torch.float32
-            )
+            sizes = tuple(w.numel() for w in _weights(module) if w.dtype is torch.float32)
             if sizes:
                 found[self._names.get(id(module), "")] = sizes
         return found
@@ -99,12 +95,9 @@ class IdentityScanner:
 
         Their gradients exist one by one before autograd joins them (FSDP1).
         """
-        for name in ("weight", "bias"):
-            view = vars(module).get(name)
-            if view is None:
-                view = module._parameters.get(name)  # noqa: SLF001
-            if isinstance(view, torch.Tensor) and view.grad_fn is not None and view.requires_grad:
-                view.register_hook(self._on_view_gradient)
+        for view in _weights(module):
+            if view.grad_fn is not None and view.requires_grad:
+                self._handles.append(view.register_hook(self._on_view_gradient))
 
     def _on_view_gradient(self, gradient: torch.Tensor) -> None:
         for tensor in plain_tensors(gradient):
@@ -113,3 +106,9 @@ class IdentityScanner:
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         for tensor in plain_tensors(parameter.grad):
             self._hint(tensor, _WHOLE_GRADIENT)
+
+
+def _weights(module: nn.Module) -> list[torch.Tensor]:
+    """A module's own parameters, and the views that FSDP1 puts in their place as attributes."""
+    held = [*module.parameters(recurse=False), *vars(module).values()]
+    return [tensor for tensor in held if isinstance(tensor, torch.Tensor)]

@@ -2,7 +2,8 @@
 
 On CUDA the device is synchronised at every phase border, so that kernels lie in the phase that
 launched them; the step's duration therefore means nothing and only the shares do. On CPU the
-"kernels" are leaf operators of the threads that train.
+"kernels" are the outermost operators of all threads, and a collective is what runs on its worker
+thread: time spent waiting for it without working is idle.
 
 Private: ``profile.profiler.kineto_results.events()`` and of its events ``name, start_ns,
 duration_ns, device_type, start_thread_id, is_user_annotation`` (``_KinetoEvent``; torch 2.4 -
@@ -24,7 +25,7 @@ from fsdp_doctor.profiler.observe.intervals import Interval, clip, length, subtr
 
 _MARK = "fsdp_doctor_phase:"
 _COPIES = ("Memcpy", "Memset")
-_CPU_COLLECTIVES = ("gloo:", "c10d::", "mpi:")
+_CPU_COLLECTIVES = ("gloo:", "c10d::", "_c10d_functional::", "mpi:")
 _CPU_COPIES = ("aten::copy_",)
 
 
@@ -149,7 +150,7 @@ def _classes(
     compute: list[Interval] = []
     communication: list[Interval] = []
     copies: list[Interval] = []
-    for span in spans if on_cuda else _cpu_leaves(spans):
+    for span in spans if on_cuda else _cpu_operators(spans):
         interval = (span.start_ns, span.end_ns)
         if on_cuda and not span.on_device:
             continue
@@ -162,24 +163,19 @@ def _classes(
     return union(compute), union(communication), union(copies)
 
 
-def _cpu_leaves(spans: list[Span]) -> list[Span]:
-    """Operators without operators inside, and collectives whole, thread by thread."""
-    operators = [s for s in spans if "::" in s.name or s.name.startswith(_CPU_COLLECTIVES)]
-    operators = [s for s in operators if not s.name.startswith(("autograd::", "FSDP::"))]
-    operators.sort(key=lambda span: (span.thread, span.start_ns, -span.end_ns))
-    leaves: list[Span] = []
-    hidden_until: dict[int, int] = {}
-    for index, span in enumerate(operators):
-        if span.start_ns < hidden_until.get(span.thread, 0):
+def _cpu_operators(spans: list[Span]) -> list[Span]:
+    """The outermost operators and collectives of every thread.
+
+    Outermost, because an operator's own work shows only in its own interval, not in its parts'.
+    Ranges that enclose Python (autograd nodes, FSDP's marks) are not operators.
+    """
+    found: list[Span] = []
+    end_of: dict[int, int] = {}
+    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+        is_operator = "::" in span.name and not span.name.startswith(("autograd::", "FSDP::"))
+        if not (is_operator or span.name.startswith(_CPU_COLLECTIVES)):
             continue
-        following = operators[index + 1] if index + 1 < len(operators) else None
-        if span.name.startswith(_CPU_COLLECTIVES):
-            hidden_until[span.thread] = span.end_ns
-            leaves.append(span)
-        elif (
-            following is None
-            or following.thread != span.thread
-            or following.start_ns >= span.end_ns
-        ):
-            leaves.append(span)
-    return leaves
+        if span.start_ns >= end_of.get(span.thread, 0):
+            end_of[span.thread] = span.end_ns
+            found.append(span)
+    return found
