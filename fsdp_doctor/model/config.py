@@ -29,6 +29,65 @@ class ConfigValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NativeField:
+    """One value as someone wrote it, under the framework's own key."""
+
+    value: Any
+    source: Literal["file", "cli", "env", "dump"] = "file"
+    """``dump``: printed by the framework itself, after its own rules."""
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeConfig:
+    """What a config file, command line or dump says, before any rule is applied."""
+
+    format: str
+    """Name of the loader, e.g. ``megatron_args``."""
+    framework: str
+    """Whose rules apply, e.g. ``megatron-lm``, ``accelerate``, ``deepspeed``."""
+    fields: dict[str, NativeField]
+    """Flat: dotted native keys (``fsdp_config.fsdp_version``, ``--bf16`` as ``bf16``)."""
+    version: str | None = None
+    """The framework's version, where the file or dump tells it."""
+    unknown: tuple[str, ...] = ()
+    """Keys that the framework does not know, as far as this tool knows it; they are in ``fields``
+    too."""
+    unresolved: tuple[str, ...] = ()
+    """What could not be known without running something, e.g. a shell variable, each with its
+    place."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables that the config sets."""
+    packages: dict[str, str] = field(default_factory=dict)
+    """Versions of packages that the config or dump names."""
+    nested: Any = None
+    """The parsed structure, where there is one."""
+    parts: tuple[NativeConfig, ...] = ()
+    """Configs that were given beside this one (``a.yaml+ds.json``) and belong to another
+    framework."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A validity rule that a config breaks."""
+
+    rule: str
+    severity: Literal["error", "warning", "note"]
+    """error: the job stops or computes wrong numbers; warning: silently not what was asked for;
+    note: without effect."""
+    fields: tuple[str, ...]
+    values: dict[str, Any]
+    message: str
+    fix: str
+    versions: str
+    """Versions of the framework for which the rule holds, e.g. ``>=0.18,<0.20``."""
+    source: str
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveConfig:
     """All fields of a config, keyed canonically (``sharding.strategy``, ``batch.micro``, ...)."""
 
@@ -36,6 +95,14 @@ class EffectiveConfig:
     framework: str
     version: str | None
     fields: dict[str, ConfigValue]
+    resolved: bool = True
+    """False: there is no resolver for this framework yet; the fields are the native ones."""
+    assumed: str | None = None
+    """Why this version was assumed, and what would differ in others; None: it is known."""
+    unknown: tuple[str, ...] = ()
+    """Native keys that the framework does not know."""
+    unresolved: tuple[str, ...] = ()
+    """As in NativeConfig."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
