@@ -191,21 +191,25 @@ class CudaHistoryObserver:
         self._now = self._moment()
         self._identity.scan(gradients_complete=gradients_complete)
 
-    def _label(self, tensor: torch.Tensor, label: Label) -> int | None:
-        """Note the address; return the bytes the allocator counts, or None if it is elsewhere."""
+    def _block(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """(address, bytes) of a tensor's storage, or None if it is not on the device."""
         storage = tensor.untyped_storage()
         if storage.device != self._device:
             return None
-        size, address = storage.nbytes(), storage.data_ptr()
-        if not size or not address:
-            return 0
-        self._marks.append(Mark(self._now[0], Holds(address, label), self._now[1]))
-        return round_up(size)
+        return storage.data_ptr(), storage.nbytes()
+
+    def _label(self, tensor: torch.Tensor, label: Label) -> int | None:
+        """Note the address; return the bytes the allocator counts, or None if it is elsewhere."""
+        block = self._block(tensor)
+        if block is None or not all(block):
+            return None if block is None else 0
+        self._marks.append(Mark(self._now[0], Holds(block[0], label), self._now[1]))
+        return round_up(block[1])
 
     def _hint(self, tensor: torch.Tensor, label: Label) -> None:
-        storage = tensor.untyped_storage()
-        if storage.device == self._device and storage.nbytes():
-            self._mark(Holds(storage.data_ptr(), label, certain=False))
+        block = self._block(tensor)
+        if block is not None and all(block):
+            self._mark(Holds(block[0], label, certain=False))
 
 
 def _of_step(notes: list[str], step: int) -> list[str]:
