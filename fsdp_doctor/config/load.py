@@ -1,17 +1,21 @@
-"""One side of a comparison: a spec file or a run directory, as an effective config."""
+"""One side of a comparison: a config file of any framework, a spec, or a run directory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from fsdp_doctor.config.resolvers.torch import resolve_spec
-from fsdp_doctor.config.sizes import model_sizes_from_shape
-from fsdp_doctor.config.spec import WrittenSpec, load_written_spec, written_spec_from_mapping
+from fsdp_doctor.config.loaders import load_native
+from fsdp_doctor.config.resolvers import resolve
+from fsdp_doctor.config.versions import version_for
+from fsdp_doctor.config.yaml_source import parse_value
 from fsdp_doctor.errors import InputError
-from fsdp_doctor.model.config import EffectiveConfig
+from fsdp_doctor.model.config import EffectiveConfig, NativeConfig, NativeField
 from fsdp_doctor.model.run import ModelSizes, RunManifest
+
+__all__ = ["LoadedConfig", "load_config", "load_native", "resolve", "split_paths"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,24 +24,81 @@ class LoadedConfig:
 
     config: EffectiveConfig
     sizes: ModelSizes | None
+    native: NativeConfig | None = None
+    """What was written; None for a recorded run."""
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a spec file, or the config of a recorded run, and resolve it.
+def load_config(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    fmt: str | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> LoadedConfig:
+    """Read and resolve a config: a file, files joined by ``+`` (``a.yaml+ds.json``), a run.
 
-    ``overrides`` are ``KEY=VALUE`` texts set on the spec. Raises InputError when it cannot be read,
-    or when a run carries no config.
+    ``overrides`` are ``KEY=VALUE`` texts set on the native keys, ``fmt`` the first file's format,
+    ``versions`` the packages' (see ``versions.parse_versions``). Raises InputError when something
+    cannot be read, or when a run carries no config.
     """
-    if path.is_dir():
-        return _load_run(path, overrides)
-    return _resolve(load_written_spec(path, overrides), None)
-
-
-def _resolve(written: WrittenSpec, version: str | None) -> LoadedConfig:
-    return LoadedConfig(
-        config=resolve_spec(written.spec, written.written, version),
-        sizes=model_sizes_from_shape(written.spec),
+    paths = split_paths(path)
+    if len(paths) == 1 and paths[0].is_dir():
+        return _load_run(paths[0], overrides)
+    native = load_native(paths, fmt)
+    if native.format == "spec":
+        return _load_spec(native, paths[0], overrides, versions or {})
+    native = replace(
+        _overridden(native, overrides), packages={**native.packages, **(versions or {})}
     )
+    version = version_for(native.framework, versions or {}, native.packages)
+    config = resolve(native, version)
+    return LoadedConfig(config=config, sizes=None, native=native)
+
+
+def split_paths(path: Path | str) -> list[Path]:
+    """Return the files of ``a.yaml+ds.json``; a file of just that name is one."""
+    whole = Path(path)
+    text = str(path)
+    if "+" not in text or whole.exists():
+        return [whole]
+    return [Path(part) for part in text.split("+") if part]
+
+
+def _load_spec(
+    native: NativeConfig, path: Path, overrides: Sequence[str], versions: Mapping[str, str]
+) -> LoadedConfig:
+    from fsdp_doctor.config.environment import with_environment
+    from fsdp_doctor.config.resolvers.torch import resolve_spec
+    from fsdp_doctor.config.sizes import model_sizes_from_shape
+    from fsdp_doctor.config.spec import load_written_spec
+
+    written = load_written_spec(path, overrides)
+    version = version_for("torch", versions, native.packages)
+    config = resolve_spec(written.spec, written.written, version)
+    return LoadedConfig(
+        config=with_environment(config, native),
+        sizes=model_sizes_from_shape(written.spec),
+        native=native,
+    )
+
+
+def _overridden(native: NativeConfig, overrides: Sequence[str]) -> NativeConfig:
+    if not overrides:
+        return native
+    fields = dict(native.fields)
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise InputError("not of the form KEY=VALUE", where=f"option {text}")
+        parsed: Any = parse_value(value, f"option {text}")
+        parents = {key[:end] for end in range(len(key)) if key[end] == "."}
+        fields = {
+            other: field
+            for other, field in fields.items()
+            if not other.startswith(f"{key}.") and other not in parents
+        }
+        fields[key] = NativeField(value=parsed, source="cli")
+    return replace(native, fields=fields)
 
 
 def _load_run(path: Path, overrides: Sequence[str]) -> LoadedConfig:
@@ -54,8 +115,20 @@ def _load_run(path: Path, overrides: Sequence[str]) -> LoadedConfig:
             where=str(path),
             hint="it was recorded from a training loop of its own; give a spec file instead",
         )
-    return _resolve(
-        written_spec_from_mapping(manifest.spec, f"{path} (recorded spec)", overrides), version
+    return _run_spec(manifest.spec, path, overrides, version)
+
+
+def _run_spec(
+    spec: Mapping[str, Any], path: Path, overrides: Sequence[str], version: str | None
+) -> LoadedConfig:
+    from fsdp_doctor.config.resolvers.torch import resolve_spec
+    from fsdp_doctor.config.sizes import model_sizes_from_shape
+    from fsdp_doctor.config.spec import written_spec_from_mapping
+
+    written = written_spec_from_mapping(spec, f"{path} (recorded spec)", overrides)
+    return LoadedConfig(
+        config=resolve_spec(written.spec, written.written, version),
+        sizes=model_sizes_from_shape(written.spec),
     )
 
 
