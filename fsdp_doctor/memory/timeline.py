@@ -186,10 +186,21 @@ def build_anatomy(
     )
 
 
+SMALL_BLOCK_BYTES = 1 << 20
+"""Blocks above this come from the large pool; a rest of at most this much of a large block is not
+split off (``kSmallSize``, c10/cuda/CUDACachingAllocator.h, torch 2.6 - 2.14)."""
+
+
+def unsplit_limit_bytes(sizes: Iterable[int]) -> int:
+    """Return how much the allocator can count beyond blocks of these sizes by not splitting."""
+    return sum(SMALL_BLOCK_BYTES for size in sizes if size > SMALL_BLOCK_BYTES)
+
+
 def _phase_anatomy(
     log: EventLog, peak: PhasePeak, measured: dict[str, int], notes: list[str]
 ) -> PhaseAnatomy:
-    categories = by_category(alive(log, peak.position))
+    live = alive(log, peak.position)
+    categories = by_category(live)
     total = peak.peak_bytes
     truth = measured.get(peak.phase.value)
     if truth is not None:
@@ -202,7 +213,7 @@ def _phase_anatomy(
             total = truth
             if rest:
                 categories[Category.ROUNDING.value] = rest
-            if rest > max(truth // 50, 64 << 20):
+            if rest > unsplit_limit_bytes(a.size_bytes for a in live):
                 notes.append(f"{peak.phase.value}: {rest} bytes of the peak are not in the history")
     return PhaseAnatomy(
         peak_allocated_bytes=total, end_allocated_bytes=peak.end_bytes, categories=categories

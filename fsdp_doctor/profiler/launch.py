@@ -73,6 +73,7 @@ def profile(spec: WrittenSpec, directory: Path, options: LaunchOptions, progress
     """
     if options.one_rank_of:
         return profile_many([(spec, directory)], options, progress)[0]
+    _check(spec, directory, options)
     plan = _prepare(spec, directory, options)
     local_ranks = _local_ranks(spec.spec, options)
     with _terminable():
@@ -86,13 +87,15 @@ def profile_many(
 ) -> list[Run]:
     """Run many launches on this host, each in fresh processes forked from one that knows torch.
 
-    After Ctrl-C the remaining launches are not started.
+    All are checked before the first starts. After Ctrl-C the remaining ones are not started.
     """
-    plans = [(_prepare(spec, directory, options), directory) for spec, directory in jobs]
+    for spec, directory in jobs:
+        _check(spec, directory, options)
     runs: list[Run] = []
     with _terminable(), ForkServer() as server:
-        for number, (plan, directory) in enumerate(plans, 1):
-            label = f"[{number}/{len(plans)}] {'/'.join(directory.parts[-2:])}"
+        for number, (spec, directory) in enumerate(jobs, 1):
+            label = f"[{number}/{len(jobs)}] {'/'.join(directory.parts[-2:])}"
+            plan = _prepare(spec, directory, options)
 
             def tell(text: str, label: str = label) -> None:
                 progress(f"{label}: {text}")
@@ -128,10 +131,15 @@ def _local_ranks(spec: ProfileSpec, options: LaunchOptions) -> int:
     return spec.world_size // options.nodes
 
 
-def _prepare(written: WrittenSpec, directory: Path, options: LaunchOptions) -> LaunchPlan:
-    spec = written.spec
-    _check_devices(spec, options)
+def _check(written: WrittenSpec, directory: Path, options: LaunchOptions) -> None:
+    """Raise InputError when the launch cannot work; leave its directory ready."""
+    _check_devices(written.spec, options)
     _check_directory(directory, force=options.force)
+
+
+def _prepare(written: WrittenSpec, directory: Path, options: LaunchOptions) -> LaunchPlan:
+    """Write manifest and plan of a launch that is about to start."""
+    spec = written.spec
     world_size = options.one_rank_of or spec.world_size
     played = replace(spec, world_size=world_size)
     plan = LaunchPlan(
@@ -185,7 +193,7 @@ def _check_directory(directory: Path, *, force: bool) -> None:
     if (directory / MANIFEST_NAME).exists():
         if not force:
             raise InputError("already holds a run", where=where, hint="use --force to replace it")
-        for path in [*directory.glob("rank-*"), directory / LOG_NAME]:
+        for path in [*directory.glob("rank-*"), directory / LOG_NAME, directory / MANIFEST_NAME]:
             path.unlink(missing_ok=True)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -20,9 +20,15 @@ from fsdp_doctor.profiler.ranks import die_with_parent
 _STOP_WAIT_S = 10.0
 
 
-def _environment() -> dict[str, str]:
+def _environment(local_ranks: int | None) -> dict[str, str]:
+    """Return the ranks' environment; host threads are shared out among the ranks of the host.
+
+    (torchrun alone would give each rank one thread, which makes CPU-offloaded optimizers crawl.)
+    """
     environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", "1")
+    if local_ranks is not None:
+        threads = max(1, (os.cpu_count() or 1) // local_ranks)
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(Path.cwd()), *filter(None, [environment.get("PYTHONPATH")])]
     )
@@ -47,7 +53,7 @@ class TorchrunLaunch:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=_environment(local_ranks),
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 (one prctl call, no threads yet)
         )
@@ -69,7 +75,7 @@ class ForkServer:
             [sys.executable, "-m", "fsdp_doctor.profiler.forkserver"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=_environment(),
+            env=_environment(None),  # launches differ in their ranks: see worker
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 (one prctl call, no threads yet)
         )

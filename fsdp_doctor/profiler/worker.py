@@ -68,7 +68,7 @@ def join_process_group(plan: LaunchPlan, rank: int, local_rank: int) -> RankCont
         torch.cuda.set_device(device)
         if plan.memory_fraction is not None:
             torch.cuda.set_per_process_memory_fraction(plan.memory_fraction, device)
-    else:
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_ranks))
     options: dict[str, Any] = {"timeout": COLLECTIVE_TIMEOUT}
     if plan.one_rank_of:

@@ -311,7 +311,7 @@ class _Plain(pickle.Unpickler):
 @pytest.mark.parametrize(
     ("name", "phase", "measured"),
     [
-        # peaks of the device's own counters in the same job, one H200 of two
+        # peaks of the device's own counters in a run of the same shape, one rank of two on an H200
         ("ddp", "backward", None),
         ("fsdp2", "backward", 12_764_263_424),
     ],

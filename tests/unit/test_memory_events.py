@@ -82,15 +82,21 @@ def test_a_position_is_a_prefix(actions: list[tuple[str, int]]) -> None:
 
 
 def test_measured_peak_overrules() -> None:
+    """The device's peak counts; what large blocks can hold unsplit is rounding, more is told."""
     log = EventLog()
     log.begin_phase(0, Phase.FORWARD)
-    log.allocate(1000, size_bytes=1024)
+    large = (1 << 20) + 512
+    log.allocate(large - 100, size_bytes=large)
     log.end_phase()
-    more = build_anatomy(log, 0, source="cuda_history", measured_peak_bytes={"forward": 4096})
-    assert more.categories == {"activations": 1024, "rounding": 3072}
+    unsplit = {"forward": large + (1 << 20)}
+    more = build_anatomy(log, 0, source="cuda_history", measured_peak_bytes=unsplit)
+    assert more.categories == {"activations": large, "rounding": 1 << 20}
     assert more.incomplete is None
-    less = build_anatomy(log, 0, source="cuda_history", measured_peak_bytes={"forward": 1000})
-    assert less.categories == {"activations": 1024}
+    beyond = {"forward": large + (1 << 20) + 512}
+    assert build_anatomy(log, 0, source="cuda_history", measured_peak_bytes=beyond).incomplete
+    below = {"forward": large - 24}
+    less = build_anatomy(log, 0, source="cuda_history", measured_peak_bytes=below)
+    assert less.categories == {"activations": large}
     assert less.incomplete == "forward: the device counted 24 bytes less than the history"
     huge = build_anatomy(log, 0, source="cuda_history", measured_peak_bytes={"forward": 1 << 40})
     assert huge.incomplete is not None
