@@ -55,11 +55,20 @@ def main() -> int:
                 ]
         options = LaunchOptions(one_rank_of=chosen.one_rank_of, observe=not chosen.one_rank_of)
         runs = profile_many(jobs, options, lambda _text: None)
-        by_folder = {run.directory.name: run for run in runs if run.directory is not None}
+        done = {
+            run.directory.name: run
+            for run in runs
+            if run.directory is not None and run.manifest.status == "completed"
+        }
+        repeats = 0
         for repeat in range(chosen.repeats):
+            names = [f"{repeat}-{s}-{n}" for s in sides for n in range(chosen.launches)]
+            if not all(name in done for name in names):
+                continue  # stopped before this repetition was whole
+            repeats += 1
 
             def side(name: str, repeat: int = repeat) -> list[Run]:
-                return [by_folder[f"{repeat}-{name}-{n}"] for n in range(chosen.launches)]
+                return [done[f"{repeat}-{name}-{n}"] for n in range(chosen.launches)]
 
             same = compare_runs(side("a"), side("again"))
             more = compare_runs(side("a"), side("double"))
@@ -76,10 +85,10 @@ def main() -> int:
     false = identical["worse"] + identical["better"]
     print(
         f"identical: {false} false verdicts, {identical['same']} firm `same`, "
-        f"{identical['unclear']} unclear of {chosen.repeats}; memory same in {memory_same}; "
-        f"doubled work found in {found} of {chosen.repeats}"
+        f"{identical['unclear']} unclear of {repeats}; memory same in {memory_same}; "
+        f"doubled work found in {found} of {repeats}"
     )
-    return 1 if false or found < chosen.repeats else 0
+    return 1 if false or found < repeats or not repeats else 0
 
 
 def step_time(comparison: Comparison) -> Metric:
