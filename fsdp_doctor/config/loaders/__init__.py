@@ -1,7 +1,7 @@
 """One module per config format, found by what a file holds and imported only then.
 
 ``MARKERS`` names texts of which one stands in every file of a format; only loaders whose markers
-occur are asked. Loaders without markers here are asked when none of those is sure.
+occur are asked. When none of them is sure, those without markers here are asked too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SURE = 90
 """From this score on no other loader is asked."""
 _LIKELY = 40
 _FALLBACK = "generic"
-_HELPERS = frozenset({"base", "structure", "parts", _FALLBACK})
+_HELPERS = frozenset({"base", "structure", "parts", "interpolation", _FALLBACK})
 
 
 def load_native(paths: Path | Sequence[Path], fmt: str | None = None) -> NativeConfig:
@@ -85,10 +85,10 @@ def detect(source: Source, *, without: Iterable[str] = ()) -> Loader:
         best = _better(best, name, source)
         if best is not None and best[0] >= SURE:
             return best[1]
-    if best is None or best[0] < _LIKELY:
-        for name in _names():
-            if name not in asked:
-                best = _better(best, name, source)
+    for name in _names():
+        unmarked = name not in MARKERS
+        if name not in asked and (unmarked or best is None or best[0] < _LIKELY):
+            best = _better(best, name, source)
     return best[1] if best is not None else _module(_FALLBACK)
 
 

@@ -58,6 +58,11 @@ class _Nodes(yaml.CSafeLoader):
         return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
 
+def word_set(text: str) -> frozenset[str]:
+    """Return the words of ``text``."""
+    return frozenset(text.split())
+
+
 def structure_of(source: Source) -> Structure:
     """Return the mapping that ``source`` holds. It is parsed once.
 
