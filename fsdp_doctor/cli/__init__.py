@@ -15,6 +15,8 @@ COMMANDS = {
     "profile": "Run short real training steps and record memory and time of every rank.",
     "compare": "Compare two runs or two specs: what got worse, by how much, which flag did it.",
     "diff": "Show what really changed between two configs and what each change means.",
+    "check": "Check a config against the rules of its framework and version.",
+    "show": "Show the effective config: every value, where it comes from, what does nothing.",
     "report": "Render recorded runs: terminal, HTML, Markdown, JSON, CSV.",
     "demo": "Profile two packaged specs and compare them (the quick start).",
 }

@@ -1,0 +1,110 @@
+"""Check a config file, several joined by ``+``, a spec or a run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fsdp_doctor.config.load import load_config, load_native, split_paths
+from fsdp_doctor.config.rules.engine import CheckResult, check_config
+from fsdp_doctor.config.rules.view import Job
+from fsdp_doctor.errors import InputError
+from fsdp_doctor.model.config import EffectiveConfig, NativeConfig, NativeField
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedConfig:
+    """A config's rules, and what is known about the config."""
+
+    format: str
+    framework: str
+    version: str | None
+    assumed: str | None
+    """Why this version was assumed; None: it is known."""
+    unknown: tuple[str, ...]
+    unresolved: tuple[str, ...]
+    result: CheckResult
+
+
+def check_path(
+    path: Path, *, fmt: str | None = None, versions: Mapping[str, str] | None = None, job: Job
+) -> CheckedConfig:
+    """Read a config and check it by the rules of its framework and version.
+
+    A spec that cannot be resolved is checked all the same, by what is written in it. Raises
+    InputError when something cannot be read.
+    """
+    paths = split_paths(path)
+    if len(paths) == 1 and paths[0].is_dir():
+        native: NativeConfig = _recorded_native(paths[0])
+    else:
+        native = load_native(paths, fmt)
+    job = replace(job, versions={**job.versions, **(versions or {})})
+    try:
+        config = load_config(path, (), fmt, versions).config
+    except InputError:
+        checked = _checked(native, None, job)
+        if checked.result.violations and checked.result.violations[0].severity == "error":
+            return checked
+        raise
+    return _checked(native, config, job)
+
+
+def _checked(native: NativeConfig, config: EffectiveConfig | None, job: Job) -> CheckedConfig:
+    known = config.version if config is not None else native.version
+    native = replace(native, version=known)
+    fields = config.fields if config is not None else {}
+    result = check_config(native, fields, job)
+    return CheckedConfig(
+        format=native.format,
+        framework=native.framework,
+        version=result.versions.get(native.framework, known),
+        assumed=_assumed(native, config, result),
+        unknown=native.unknown,
+        unresolved=tuple(
+            dict.fromkeys((*native.unresolved, *(config.unresolved if config else ())))
+        ),
+        result=result,
+    )
+
+
+def _assumed(
+    native: NativeConfig, config: EffectiveConfig | None, result: CheckResult
+) -> str | None:
+    if config is not None and config.assumed is not None:
+        return config.assumed
+    if native.framework in result.assumed:
+        return f"version not known: the rules of {result.versions[native.framework]} hold"
+    return None
+
+
+def _recorded_native(path: Path) -> NativeConfig:
+    """Return the spec that a run carries. Raises InputError where it carries none."""
+    from fsdp_doctor.runs import load_launches
+
+    manifest = load_launches(path)[0].manifest
+    if manifest.spec is None:
+        raise InputError(
+            "the run carries no spec to check",
+            where=str(path),
+            hint="it was recorded from a training loop of its own; give a config file instead",
+        )
+    torch_version = manifest.environment.get("torch")
+    return NativeConfig(
+        format="run",
+        framework="torch",
+        fields=_flat(manifest.spec, ""),
+        version=torch_version if isinstance(torch_version, str) else None,
+    )
+
+
+def _flat(value: Mapping[str, Any], prefix: str) -> dict[str, NativeField]:
+    fields: dict[str, NativeField] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            fields |= _flat(item, f"{prefix}{key}.")
+        else:
+            fields[f"{prefix}{key}"] = NativeField(value=item)
+    return fields
