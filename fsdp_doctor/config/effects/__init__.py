@@ -6,8 +6,19 @@ A field lists every category that it can change by a mechanism, and no other.
 
 from __future__ import annotations
 
-from fsdp_doctor.config.effects import communication, optimizer, precision, sharding, workload
+from fsdp_doctor.config.effects import (
+    communication,
+    megatron_rules,
+    megatron_shape_rules,
+    megatron_times,
+    optimizer,
+    precision,
+    sharding,
+    workload,
+)
 from fsdp_doctor.config.effects.base import EffectContext, EffectRule
+from fsdp_doctor.config.effects.megatron import is_megatron
+from fsdp_doctor.config.effects.native_names import without_effect
 from fsdp_doctor.config.effects.optimizer import sgd_decay_changes
 from fsdp_doctor.config.effects.step_time import TIMES
 from fsdp_doctor.model.config import ConfigChange, Effect, StepTimeEffect
@@ -31,29 +42,33 @@ _RULES: dict[str, EffectRule] = {
     **workload.RULES,
     **optimizer.RULES,
 }
+_MEGATRON: dict[str, EffectRule] = {**megatron_rules.RULES, **megatron_shape_rules.RULES}
+"""Rules that hold where Megatron wraps the model, before those above."""
 
 
 def is_known(key: str) -> bool:
     """Return whether this package knows what a field does."""
-    return key in _RULES or key in NO_EFFECT
+    return key in _RULES or key in _MEGATRON or key in NO_EFFECT
 
 
 def has_no_effect(change: ConfigChange, context: EffectContext) -> bool:
     """Return whether a change moves neither memory nor step time."""
     if change.key == "optimizer.weight_decay":
-        return not sgd_decay_changes(change, context)
-    return change.key in NO_EFFECT
+        return is_megatron(context) or not sgd_decay_changes(change, context)
+    return change.key in NO_EFFECT or without_effect(change.key)
 
 
 def effects_of(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
     """Return what a change does to each memory category; empty when nothing, or not known."""
-    rule = _RULES.get(change.key)
+    rule = _MEGATRON.get(change.key) if is_megatron(context) else None
+    rule = rule or _RULES.get(change.key)
     return () if rule is None else rule(change, context)
 
 
 def step_time_of(change: ConfigChange, context: EffectContext) -> StepTimeEffect | None:
     """Return in which direction a change moves step time, or None when not known."""
-    rule = TIMES.get(change.key)
+    rule = megatron_times.TIMES.get(change.key) if is_megatron(context) else None
+    rule = rule or TIMES.get(change.key)
     return None if rule is None else rule(change, context)
 
 

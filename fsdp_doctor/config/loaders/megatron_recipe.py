@@ -61,10 +61,11 @@ def _argument(flag: str, value: Any) -> tuple[str, Any, bool]:
     if value is True:
         read = argument(flag.removeprefix("--"), [], 0)
         return read.name, read.value, read.known
-    read = argument(flag.removeprefix("--"), str(value).split(), 0)
+    words = value if isinstance(value, list) else str(value).strip("[]").split()
+    read = argument(flag.removeprefix("--"), [str(word) for word in words], 0)
     if isinstance(value, bool) and isinstance(read.value, bool):
         return read.name, not read.value, read.known
-    return read.name, value if isinstance(value, list) else read.value, read.known
+    return read.name, read.value, read.known
 
 
 def _field(value: Any, structure: Structure, source: Source, path: str) -> NativeField:
