@@ -18,7 +18,7 @@ from fsdp_doctor.config.effects import (
     is_known,
     step_time_of,
 )
-from fsdp_doctor.config.resolvers.engines import DEFAULT_BUCKET_BYTES
+from fsdp_doctor.config.neutral import NEUTRAL, is_neutral
 from fsdp_doctor.model.config import (
     ConfigChange,
     ConfigDiff,
@@ -29,25 +29,17 @@ from fsdp_doctor.model.config import (
 from fsdp_doctor.model.run import ModelSizes
 
 _ABSENT = ConfigValue(set=False, source="default", reason="not a field of this engine")
+_GOVERNORS = dict.fromkeys(
+    (
+        "recompute.granularity",
+        "recompute.memory_budget",
+        "recompute.reentrant",
+        "recompute.modules",
+    ),
+    "recompute.mode",
+)
+"""Field -> field that says whether it acts."""
 _WRITTEN = frozenset({"file", "cli", "env"})
-_ENGINE_DEFAULTS: dict[str, Any] = {
-    "comm.bucket_bytes": DEFAULT_BUCKET_BYTES,
-    "comm.bucket_view": False,
-    "comm.hook": "none",
-    "comm.limit_all_gathers": True,
-    "comm.prefetch_bwd": "pre",
-    "comm.prefetch_fwd": False,
-    "ddp.find_unused_parameters": False,
-    "ddp.static_graph": False,
-    "fsdp1.keep_low_precision_grads": False,
-    "fsdp1.use_orig_params": False,
-    "offload.pin_memory": True,
-    "precision.cast_inputs": True,
-    "sharding.blocks_per_unit": 1,
-    "sharding.reshard_after_forward": True,
-    "sharding.unit": "block",
-}
-"""Fields that one engine has and another lacks: their defaults come with the engine."""
 
 
 def diff_configs(
@@ -122,31 +114,46 @@ def _written_state(value: ConfigValue) -> tuple[bool, Any]:
 
 def _causes(differing: Sequence[ConfigChange]) -> list[ConfigChange]:
     """Return the changes that are not the consequence of another one."""
-    engine_changes = any(change.key == "sharding.impl" for change in differing)
+    keys = {change.key for change in differing}
     independent = []
     derived = []
     for change in differing:
-        if _ABSENT in (change.a, change.b) and engine_changes and _comes_with_engine(change):
+        if _is_moot(change, keys):
             continue
-        if change.a.source == change.b.source == "derived":
+        if _ABSENT in (change.a, change.b) and _is_nothing(change):
+            continue
+        if change.a.source == change.b.source == "derived" or _follows(change):
             derived.append(change)
         else:
             independent.append(change)
     written = [c for c in independent if _written_state(c.a) != _written_state(c.b)]
     claimed = {native for change in written for native in _natives(change)}
+    caused = bool(written)
     for change in (*independent, *derived):
-        if change not in written and not claimed & _natives(change):
+        if change in written or claimed & _natives(change):
+            continue
+        if not (caused and _follows(change)):
             written.append(change)
     order = {change.key: position for position, change in enumerate(differing)}
     return sorted(written, key=lambda change: order[change.key])
 
 
-def _comes_with_engine(change: ConfigChange) -> bool:
+def _is_moot(change: ConfigChange, keys: set[str]) -> bool:
+    """Return whether a field acts on one side only because the field that governs it changed."""
+    governed = _GOVERNORS.get(change.key) in keys
+    return governed and change.a.effective != change.b.effective
+
+
+def _is_nothing(change: ConfigChange) -> bool:
+    """Return whether a field of one side is as good as the other side's lack of it."""
     present = change.b if change.a is _ABSENT else change.a
-    if present.source not in _WRITTEN or not present.effective:
-        return True
-    default = _ENGINE_DEFAULTS.get(change.key)
-    return default is not None and same_value(present.value, default)
+    return not present.effective or is_neutral(change.key, present.value)
+
+
+def _follows(change: ConfigChange) -> bool:
+    """Return whether a field is there only because another one was changed."""
+    sides = (change.a, change.b)
+    return _ABSENT in sides and all(side.source not in _WRITTEN for side in sides)
 
 
 def _contexts(
@@ -194,12 +201,13 @@ def _with_change(
     }
     after = {key: value for key, value in before.items() if key not in follows}
     after |= {key: b[key] for key in follows if key in b}
-    if "config.strategy" not in (*change.a.native[:1], *change.b.native[:1]):
+    switched = "config.strategy" in (*change.a.native[:1], *change.b.native[:1])
+    if not switched and change.key != "sharding.impl":
         return after
     after = {key: value for key, value in after.items() if key in b}
     for key, value in b.items():
         if key not in after:
-            default = _ENGINE_DEFAULTS.get(key) if key in causes else None
+            default = NEUTRAL.get(key) if key in causes else None
             after[key] = value if default is None else replace(value, value=default)
     return after
 

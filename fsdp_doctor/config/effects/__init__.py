@@ -11,12 +11,15 @@ from fsdp_doctor.config.effects import (
     megatron_rules,
     megatron_shape_rules,
     megatron_times,
+    native,
     optimizer,
     precision,
     sharding,
+    strategies,
     workload,
 )
-from fsdp_doctor.config.effects.base import EffectContext, EffectRule
+from fsdp_doctor.config.effects.base import EffectContext, EffectRule, TimeRule
+from fsdp_doctor.config.effects.irrelevant import is_irrelevant
 from fsdp_doctor.config.effects.megatron import is_megatron
 from fsdp_doctor.config.effects.native_names import without_effect
 from fsdp_doctor.config.effects.optimizer import sgd_decay_changes
@@ -36,12 +39,15 @@ NO_EFFECT = frozenset(
 """Fields that change neither memory nor the time of a step."""
 
 _RULES: dict[str, EffectRule] = {
+    **native.RULES,
     **sharding.RULES,
     **communication.RULES,
     **precision.RULES,
     **workload.RULES,
     **optimizer.RULES,
+    **strategies.RULES,
 }
+_TIMES: dict[str, TimeRule] = {**native.TIMES, **TIMES, **strategies.TIMES}
 _MEGATRON: dict[str, EffectRule] = {**megatron_rules.RULES, **megatron_shape_rules.RULES}
 """Rules that hold where Megatron wraps the model, before those above."""
 
@@ -55,7 +61,9 @@ def has_no_effect(change: ConfigChange, context: EffectContext) -> bool:
     """Return whether a change moves neither memory nor step time."""
     if change.key == "optimizer.weight_decay":
         return is_megatron(context) or not sgd_decay_changes(change, context)
-    return change.key in NO_EFFECT or without_effect(change.key)
+    if change.key in _RULES:
+        return False
+    return change.key in NO_EFFECT or without_effect(change.key) or is_irrelevant(change.key)
 
 
 def effects_of(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
@@ -68,7 +76,7 @@ def effects_of(change: ConfigChange, context: EffectContext) -> tuple[Effect, ..
 def step_time_of(change: ConfigChange, context: EffectContext) -> StepTimeEffect | None:
     """Return in which direction a change moves step time, or None when not known."""
     rule = megatron_times.TIMES.get(change.key) if is_megatron(context) else None
-    rule = rule or TIMES.get(change.key)
+    rule = rule or _TIMES.get(change.key)
     return None if rule is None else rule(change, context)
 
 

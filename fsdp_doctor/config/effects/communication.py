@@ -1,4 +1,4 @@
-"""DDP buckets and hooks, prefetching, rate limit, gradient synchronisation, CPU offload."""
+"""DDP buckets and hooks, prefetching, rate limit, gradient synchronisation."""
 
 from __future__ import annotations
 
@@ -97,25 +97,6 @@ def _kept_parameters(up: Direction, context: EffectContext) -> tuple[Effect, ...
     return (effect(Category.UNSHARDED_PARAMETERS, up, why, FSDP1),)
 
 
-_OFFLOADED = (
-    (Category.PARAMETERS, "the sharded parameters are in host memory"),
-    (Category.GRADIENTS, "reduced gradients are copied to the host"),
-    (Category.OPTIMIZER_STATE, "the optimizer steps on the host"),
-)
-
-
-def _offload(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
-    way: Direction = "down" if change.b.value == "cpu" else "up"
-    found = [computed(context, c, way, why, FSDP2_PARAM) for c, why in _OFFLOADED]
-    why = "the optimizer's scratch is in host memory"
-    found.append(
-        computed(context, Category.TEMPORARIES, way, why, FSDP2_PARAM, phase=Phase.OPTIMIZER)
-    )
-    why = "shards are copied to the device before a gather, gradients from it after a reduce"
-    found.append(effect(Category.COMMUNICATION, "either", why, FSDP2_PARAM))
-    return tuple(found)
-
-
 def _nothing(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:  # noqa: ARG001
     """No memory on the device changes."""
     return ()
@@ -129,7 +110,6 @@ RULES: dict[str, EffectRule] = {
     "comm.prefetch_fwd": _prefetch,
     "comm.limit_all_gathers": _limit,
     "comm.grad_sync": _grad_sync,
-    "offload.params": _offload,
     "offload.pin_memory": _nothing,
     "ddp.static_graph": _nothing,
     "ddp.find_unused_parameters": _nothing,

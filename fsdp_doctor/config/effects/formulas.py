@@ -4,12 +4,14 @@ P elements, N ranks in the shard group, s bytes per stored element, c per comput
 
     parameters       P s / N           ZeRO, arXiv:1910.02054, section 5
     gradients        P g / N
-    optimizer_state  2 P s / N (AdamW), P s / N (SGD with momentum), 0 (SGD)
+    optimizer_state  2 P s / N (AdamW), P s / N (SGD with momentum), 0 (SGD); plus masters
     communication    P s               DDP's buckets; 0 with gradient_as_bucket_view
     temporaries      P s / N           AdamW foreach: one square root of the second moment
 
-Padding of shards is not counted. FSDP1 FULL_SHARD to SHARD_GRAD_OP on an H200 (torch 2.11, 16
-blocks of 51384320 elements, bf16) raised the peak by 1644298240 bytes: the formula to the byte.
+N is 1 for what a strategy does not divide. Padding of shards is not counted.
+
+FSDP1 FULL_SHARD to SHARD_GRAD_OP on an H200 (torch 2.11, 16 blocks of 51384320 elements, bf16)
+raised the peak by 1644298240 bytes: the formula to the byte.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def category_bytes(category: Category, fields: Fields, sizes: ModelSizes | None)
         return None
     try:
         return formula(fields, parameters, sizes)
-    except KeyError:
+    except (KeyError, TypeError, ValueError):
         return None  # a dtype or field that these rules do not know
 
 
@@ -55,7 +57,18 @@ def _width(fields: Fields, key: str) -> int:
     return DTYPE_BYTES[fields[key].value]
 
 
-def _shard(fields: Fields, elements: int) -> int:
+_WHOLE = {
+    "none": frozenset({"params", "grads", "optimizer"}),
+    "optim": frozenset({"params", "grads"}),
+    "optim_grads": frozenset({"params"}),
+}
+"""Sharding strategy -> states of which every rank holds all."""
+
+
+def _shard(fields: Fields, elements: int, state: str) -> int:
+    """Elements of a state that one rank holds: all of them, or its shard."""
+    if state in _WHOLE.get(str(_value(fields, "sharding.strategy")), ()):
+        return elements
     return -(-elements // int(fields["sharding.shard_size"].value))
 
 
@@ -73,21 +86,30 @@ def waits_for_sync(fields: Fields) -> bool:
 def _stored(fields: Fields, elements: int, _: ModelSizes | None) -> int:
     if _value(fields, "offload.params") == "cpu":
         return 0
-    return _shard(fields, elements) * _width(fields, "precision.param_storage")
+    return _shard(fields, elements, "params") * _width(fields, "precision.param_storage")
 
 
 def _gradients(fields: Fields, elements: int, _: ModelSizes | None) -> int:
     if _value(fields, "offload.grads") == "cpu":
         return 0
-    return _shard(fields, elements) * _width(fields, "precision.grad")
+    return _shard(fields, elements, "grads") * _width(fields, "precision.grad")
 
 
 def _optimizer_state(fields: Fields, elements: int, _: ModelSizes | None) -> int:
     if _value(fields, "offload.optimizer") == "cpu":
         return 0
     kind = _value(fields, "optimizer.kind")
-    copies = {"adamw": 2, "sgd": 1 if _value(fields, "optimizer.momentum") else 0}[kind]
-    return copies * _shard(fields, elements) * _width(fields, "precision.optim_states")
+    momentum = 1 if _value(fields, "optimizer.momentum") else 0
+    copies = {"adamw": 2, "adam": 2, "lion": 1, "sgd": momentum}[kind]
+    width = copies * _width(fields, "precision.optim_states") * _bits(fields) // 32
+    if _value(fields, "precision.master") is not None:
+        width += _width(fields, "precision.master")
+    return _shard(fields, elements, "optimizer") * width
+
+
+def _bits(fields: Fields) -> int:
+    """Bits of one element of the optimizer's state."""
+    return int(_value(fields, "optimizer.bits", 32))
 
 
 def _unsharded_parameters(fields: Fields, _: int, sizes: ModelSizes | None) -> int | None:
@@ -169,7 +191,7 @@ def _optimizer_temporaries(fields: Fields, elements: int, _: ModelSizes | None) 
         return None
     if _value(fields, "optimizer.kind") == "sgd" and not _value(fields, "optimizer.weight_decay"):
         return 0
-    return _shard(fields, elements) * _width(fields, "precision.param_storage")
+    return _shard(fields, elements, "optimizer") * _width(fields, "precision.param_storage")
 
 
 _FORMULAS: dict[Category, Callable[[Fields, int, ModelSizes | None], int | None]] = {
