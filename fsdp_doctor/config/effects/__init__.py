@@ -68,8 +68,8 @@ def has_no_effect(change: ConfigChange, context: EffectContext) -> bool:
 
 def effects_of(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
     """Return what a change does to each memory category; empty when nothing, or not known."""
-    rule = _MEGATRON.get(change.key) if is_megatron(context) else None
-    rule = rule or _RULES.get(change.key)
+    first, second = (_MEGATRON, _RULES) if is_megatron(context) else (_RULES, _MEGATRON)
+    rule = first.get(change.key) or second.get(change.key)
     return () if rule is None else rule(change, context)
 
 

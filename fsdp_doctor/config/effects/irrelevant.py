@@ -16,7 +16,7 @@ _LEAVES = re.compile(
     |eval_interval|max_tokens|train_steps|limit_.*_batches)
     |(.*seed|name|.*_name|description|comment|comments|notes?|tags|group|project|entity|run|id
     |version_info|author|title|.*_url|.*_folder|.*_dir|.*_dirs|.*_path|.*_paths|path|.*_file
-    |.*_files|dir|folder|.*_folder_name|filename.*|max_filename)
+    |.*_files|assets|dir|folder|.*_folder_name|filename.*|max_filename)
     |(log.*|.*_logging|logging_.*|report_to|.*_log|print_.*|verbose|verbosity|progress_bar
     |wandb.*|trackio.*|mlflow.*|tensorboard.*|enable_tensorboard|console_.*|steps_per_print
     |wall_clock_breakdown|disable_tqdm|plot_loss|track_.*|log_freq|enable_wandb|save_tb_folder)

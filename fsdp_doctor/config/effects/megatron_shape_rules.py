@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_doctor.config.effects.base import EffectRule, rises
+from fsdp_doctor.config.effects.base import EffectContext, EffectRule, rises
 from fsdp_doctor.config.effects.megatron import (
     CORE,
     Says,
@@ -17,6 +17,7 @@ from fsdp_doctor.config.effects.megatron import (
     switched_off,
     switched_on,
 )
+from fsdp_doctor.model.config import ConfigChange, Effect
 from fsdp_doctor.model.memory import Category
 
 _TOKENS = "proportional to the tokens of a micro batch"
@@ -26,6 +27,17 @@ _ENV = "transformer_engine: workspaces of attention and matrix multiplication"
 
 def _inputs(reason: str) -> Says:
     return Says(Category.INPUTS, rises, reason, CORE, formed=False)
+
+
+_ONE_MATRIX = rule(*states(switched_off, "embedding and output layer are one matrix"))
+
+
+def _tied(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
+    """With several stages the last one has an output layer of its own, tied or not."""
+    stages = (context.value_before("parallel.pp"), context.value("parallel.pp"))
+    if all(isinstance(size, int) and size > 1 for size in stages):
+        return ()
+    return _ONE_MATRIX(change, context)
 
 
 _BATCH_TOKENS = rule(
@@ -109,9 +121,7 @@ RULES: dict[str, EffectRule] = {
         logits(rises, "one logit per token and word"),
         scratch(rises, "the loss works on all words"),
     ),
-    "model.tied_embeddings": rule(
-        *states(switched_off, "embedding and output layer are one matrix")
-    ),
+    "model.tied_embeddings": _tied,
     "model.gated": _SIZE_SCRATCH,
     "model.max_positions": rule(*states(rises, "learned positions are parameters")),
     "model.position_embedding": rule(

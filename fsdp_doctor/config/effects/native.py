@@ -35,9 +35,10 @@ _MODEL = (
 
 
 def _numbers(change: ConfigChange) -> Direction:
-    """Return which way a number moves; words such as ``auto`` leave it open."""
+    """Return which way a number moves, unset being none; words such as ``auto`` leave it open."""
     values = (change.a.value, change.b.value)
-    return rises(change) if all(isinstance(v, (int, float)) for v in values) else "either"
+    known = all(value is None or isinstance(value, (int, float)) for value in values)
+    return rises(change) if known else "either"
 
 
 def _grows(

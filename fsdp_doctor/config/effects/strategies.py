@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_doctor.config.effects import sharding
+from fsdp_doctor.config.effects import communication, sharding
 from fsdp_doctor.config.effects.base import (
     FSDP2_PARAM,
     GUESS,
@@ -14,6 +14,7 @@ from fsdp_doctor.config.effects.base import (
     computed,
     effect,
     opposite,
+    rises,
 )
 from fsdp_doctor.model.config import ConfigChange, Direction, Effect, StepTimeEffect
 from fsdp_doctor.model.memory import Category, Phase
@@ -55,6 +56,16 @@ def _strategy(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...
     why = "gather and reduce buffers of another kind"
     found.append(effect(Category.COMMUNICATION, "either", why, GUESS))
     return tuple(found)
+
+
+def _bucket(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
+    """DeepSpeed keeps buffers of a bucket's size; DDP's buckets are the gradients themselves."""
+    if "deepspeed" not in (context.value("sharding.impl"), context.value_before("sharding.impl")):
+        return communication.RULES["comm.bucket_bytes"](change, context)
+    numbers = all(isinstance(side.value, int) for side in (change.a, change.b))
+    source = "deepspeed/runtime/zero/stage_1_and_2.py, stage3.py (0.19)"
+    why = "a buffer of this size, two with overlap"
+    return (effect(Category.COMMUNICATION, rises(change) if numbers else "either", why, source),)
 
 
 _OFFLOADED: dict[str, tuple[Category, str]] = {
@@ -111,6 +122,7 @@ def _strategy_time(change: ConfigChange, context: EffectContext) -> StepTimeEffe
 RULES: dict[str, EffectRule] = {
     "sharding.impl": _engine,
     "sharding.strategy": _strategy,
+    "comm.bucket_bytes": _bucket,
     "offload.params": _offload,
     "offload.grads": _offload,
     "offload.optimizer": _offload,

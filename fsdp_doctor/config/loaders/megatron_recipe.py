@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,8 +20,8 @@ _SECTIONS = ("language_model", "model_parallel")
 def detect(source: Source) -> int:
     """``MODEL_ARGS`` with flags, or the sections of a ``--yaml-cfg`` file."""
     text = source.text
-    if "MODEL_ARGS:" in text and "--" in text:
-        return 95
+    if re.search(r"^['\"]?MODEL_ARGS['\"]?:", text, re.MULTILINE):
+        return 0 if re.search(r"^\s+['\"]?(trainer|model|data)\.\w", text, re.MULTILINE) else 95
     if all(f"\n{section}:" in f"\n{text}" for section in _SECTIONS):
         return 90
     return 0
@@ -29,9 +30,9 @@ def detect(source: Source) -> int:
 def load(source: Source) -> NativeConfig:
     """Read the arguments and environment variables of a recipe."""
     structure = structure_of(source)
-    arguments = structure.data.get("MODEL_ARGS")
-    if arguments is None:
+    if "MODEL_ARGS" not in structure.data:
         return _yaml_cfg(structure, source)
+    arguments = structure.data["MODEL_ARGS"] or {}
     if not isinstance(arguments, dict):
         raise InputError("MODEL_ARGS is not a mapping", where=source.name)
     fields: dict[str, NativeField] = {}
