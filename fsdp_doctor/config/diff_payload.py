@@ -44,4 +44,27 @@ def value_payload(value: ConfigValue) -> dict[str, Any]:
 
 
 def _side(config: EffectiveConfig) -> dict[str, Any]:
-    return {"format": config.format, "framework": config.framework, "version": config.version}
+    return {
+        "format": config.format,
+        "framework": config.framework,
+        "version": config.version,
+        "resolved": config.resolved,
+        "assumed": config.assumed,
+        "unknown": list(config.unknown),
+        "unresolved": list(config.unresolved),
+    }
+
+
+def diff_warnings(a: EffectiveConfig, b: EffectiveConfig) -> list[str]:
+    """Return what a reader of the comparison must know: assumed versions, missing rules."""
+    found = []
+    for name, config in (("A", a), ("B", b)):
+        if not config.resolved:
+            what = config.framework if config.framework != "unknown" else "this framework"
+            found.append(f"{name}: no rules of {what} are known here: keys are compared as written")
+        if config.assumed:
+            found.append(f"{name}: {config.assumed}")
+        found += [f"{name}: not resolved: {text}" for text in config.unresolved[:5]]
+    if a.framework != b.framework:
+        found.append(f"A is for {a.framework}, B for {b.framework}: only shared fields compare")
+    return found

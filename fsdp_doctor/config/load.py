@@ -8,14 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_doctor.config.loaders import load_native
+from fsdp_doctor.config.model_size import model_sizes
 from fsdp_doctor.config.resolvers import resolve
+from fsdp_doctor.config.resolvers.draft import HIDDEN
 from fsdp_doctor.config.versions import version_for
 from fsdp_doctor.config.yaml_source import parse_value
 from fsdp_doctor.errors import InputError
-from fsdp_doctor.model.config import EffectiveConfig, NativeConfig, NativeField
+from fsdp_doctor.model.config import ConfigValue, EffectiveConfig, NativeConfig, NativeField
 from fsdp_doctor.model.run import ModelSizes, RunManifest
 
-__all__ = ["LoadedConfig", "load_config", "load_native", "resolve", "split_paths"]
+__all__ = ["Known", "LoadedConfig", "load_config", "load_native", "resolve", "split_paths"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the user tells of the model and the ranks, for a config that does not."""
+
+    params: int | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    world_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +45,13 @@ def load_config(
     overrides: Sequence[str] = (),
     fmt: str | None = None,
     versions: Mapping[str, str] | None = None,
+    known: Known | None = None,
 ) -> LoadedConfig:
     """Read and resolve a config: a file, files joined by ``+`` (``a.yaml+ds.json``), a run.
 
     ``overrides`` are ``KEY=VALUE`` texts set on the native keys, ``fmt`` the first file's format,
-    ``versions`` the packages' (see ``versions.parse_versions``). Raises InputError when something
-    cannot be read, or when a run carries no config.
+    ``versions`` the packages' (see ``versions.parse_versions``), ``known`` what a config does not
+    tell. Raises InputError when something cannot be read, or when a run carries no config.
     """
     paths = split_paths(path)
     if len(paths) == 1 and paths[0].is_dir():
@@ -46,12 +59,30 @@ def load_config(
     native = load_native(paths, fmt)
     if native.format == "spec":
         return _load_spec(native, paths[0], overrides, versions or {})
+    known = known or Known()
     native = replace(
         _overridden(native, overrides), packages={**native.packages, **(versions or {})}
     )
     version = version_for(native.framework, versions or {}, native.packages)
-    config = resolve(native, version)
-    return LoadedConfig(config=config, sizes=None, native=native)
+    config = _with_world(resolve(_with_hidden(native, known.hidden), version), known.world_size)
+    sizes = model_sizes(known.params, known.layers, known.hidden, config.fields)
+    return LoadedConfig(config=config, sizes=sizes, native=native)
+
+
+def _with_hidden(native: NativeConfig, hidden: int | None) -> NativeConfig:
+    if hidden is None:
+        return native
+    given = {HIDDEN: NativeField(value=hidden, source="cli")}
+    return replace(native, fields={**native.fields, **given})
+
+
+def _with_world(config: EffectiveConfig, size: int | None) -> EffectiveConfig:
+    """Return the config with its shards over ``size`` ranks, unless it says over how many."""
+    strategy = config.fields.get("sharding.strategy")
+    if size is None or strategy is None or "sharding.shard_size" in config.fields:
+        return config
+    shard = ConfigValue(set=True, value=size, source="derived", reason="--world-size")
+    return replace(config, fields={**config.fields, "sharding.shard_size": shard})
 
 
 def split_paths(path: Path | str) -> list[Path]:

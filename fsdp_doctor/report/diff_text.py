@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from fsdp_doctor.model.config import ConfigChange, ConfigDiff, ConfigValue, Effect
+from fsdp_doctor.model.config import ConfigChange, ConfigDiff, ConfigValue, Effect, EffectiveConfig
 from fsdp_doctor.units import format_bytes
 
 if TYPE_CHECKING:
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 _COLUMN = 21
 
 
-def render_diff(diff: ConfigDiff, name_a: str, name_b: str, stream: IO[str]) -> None:
+def render_diff(
+    diff: ConfigDiff,
+    name_a: str,
+    name_b: str,
+    stream: IO[str],
+    warnings: Sequence[str] = (),
+) -> None:
     """Write ``diff`` to ``stream``: changed, only looks changed, without effect, not known.
 
     ``name_a``, ``name_b``: what the sides are called. Text from configs is never read as markup.
@@ -25,22 +31,52 @@ def render_diff(diff: ConfigDiff, name_a: str, name_b: str, stream: IO[str]) -> 
 
     buffer = io.StringIO()
     console = Console(file=buffer, highlight=False, force_terminal=stream.isatty())
-    _line(console, f"A  {name_a}{_version(diff.a.version)}")
-    _line(console, f"B  {name_b}{_version(diff.b.version)}")
+    _line(console, f"A  {name_a}{_version(diff.a)}")
+    _line(console, f"B  {name_b}{_version(diff.b)}")
+    _warnings(console, warnings)
     _changed(console, diff.changed)
     _section(console, "Only looks changed", [_cosmetic(change) for change in diff.cosmetic])
     inert = [(f"{f.key} ({_SIDES[f.side]})", f.reason) for f in diff.inert]
     _section(console, "Written, without effect", inert)
-    unknown = [(change.key, _arrow(change)) for change in diff.unknown]
-    _section(console, "Changed, effect not known to this tool", unknown)
+    _unknown(console, diff)
     stream.writelines(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
 
 
 _SIDES = {"a": "A", "b": "B", "both": "A and B"}
 
 
-def _version(version: str | None) -> str:
-    return f"  (torch {version})" if version else ""
+def _version(config: EffectiveConfig) -> str:
+    if config.format in ("spec", "run"):
+        return f"  ({config.framework} {config.version})" if config.version else ""
+    version = f" {config.version}" if config.version else ""
+    return f"  ({config.framework}{version}{', assumed' if config.assumed else ''})"
+
+
+def _warnings(console: Console, warnings: Sequence[str]) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for text in warnings:
+        console.print(Padding(Text(clean(f"! {text}"), style="yellow"), (0, 0, 0, 0)))
+
+
+def _unknown(console: Console, diff: ConfigDiff) -> None:
+    """Print changes of unknown effect; keys that only one side has come as one list a side."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    title = "Changed, effect not known to this tool"
+    if diff.a.framework == diff.b.framework:
+        _section(console, title, [(c.key, _arrow(c)) for c in diff.unknown])
+        return
+    both = [c for c in diff.unknown if c.a.set and c.b.set]
+    _section(console, title, [(c.key, _arrow(c)) for c in both])
+    for side, other in (("a", "b"), ("b", "a")):
+        keys = [c.key for c in diff.unknown if getattr(c, side).set and not getattr(c, other).set]
+        if keys:
+            console.print()
+            _line(console, f"Only in {_SIDES[side]}, effect not known ({len(keys)})", "bold")
+            console.print(Padding(Text(clean(", ".join(keys))), (0, 0, 0, 2)))
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

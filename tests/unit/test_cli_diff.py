@@ -43,7 +43,9 @@ def test_json_has_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     """Every key of the contract is there; bytes are integers."""
     result = run_json(capsys, str(A), str(B))
     assert (result["schema"], result["command"]) == (1, "diff")
-    assert result["a"] == {"format": "spec", "framework": "torch", "version": None}
+    side = {"format": "spec", "framework": "torch", "version": None}
+    more = {"resolved": True, "assumed": None, "unknown": [], "unresolved": []}
+    assert result["a"] == {**side, **more}
     change = result["changed"][0]
     assert change["key"] == "sharding.reshard_after_forward"
     assert change["a"] == {

@@ -75,8 +75,8 @@ def _batch(draft: Draft) -> None:
 def _optimizer(draft: Draft) -> None:
     name = str(draft.raw("optimizer", default="adamw_torch_fused")).lower()
     draft.put("optimizer.kind", _kind(name), "optimizer")
-    draft.put("optimizer.bits", optimizer_bits(name), "optimizer")
-    draft.put("optimizer.fused", name.endswith("fused"), "optimizer")
+    draft.derive("optimizer.bits", optimizer_bits(name), ("optimizer",), "by its name")
+    draft.derive("optimizer.fused", name.endswith("fused"), ("optimizer",), "by its name")
     draft.take("optimizer.grad_clip", "max_grad_norm", 1.0, as_number)
     draft.take("optimizer.learning_rate", "learning_rate", None, as_number)
     draft.take("optimizer.weight_decay", "weight_decay", 0.0, as_number)

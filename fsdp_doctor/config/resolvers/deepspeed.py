@@ -231,7 +231,8 @@ def _optimizer(keys: Keys, version: str | None) -> None:
     name = keys.value("optimizer.type")
     if name is not None:
         keys.put("optimizer.kind", optimizer_kind(name), "optimizer.type")
-        keys.put("optimizer.bits", optimizer_bits(name), "optimizer.type")
+        natives = keys.names("optimizer.type")
+        keys.draft.derive("optimizer.bits", optimizer_bits(name), natives, "by its name")
     rate = keys.names("optimizer.params.lr")
     if keys.draft.has(*rate):
         keys.draft.take("optimizer.learning_rate", rate, None, number_or_word)

@@ -52,7 +52,7 @@ def fsdp1_strategy(
 def _groups(draft: Draft, hybrid: bool, natives: tuple[str, ...], world: World) -> None:
     also = (*natives, *world.natives)
     if not hybrid:
-        draft.put("sharding.replicate_size", 1, also, "one group of all ranks")
+        draft.derive("sharding.replicate_size", 1, also, "one group of all ranks")
         if world.size is not None:
             draft.derive("sharding.shard_size", world.size, also, "one group of all ranks")
         return

@@ -116,7 +116,7 @@ def _training(draft: Draft) -> None:
 def _optimizer(draft: Draft) -> None:
     name = draft.raw("optimizer._component_", default="AdamW")
     draft.put("optimizer.kind", optimizer_kind(name), "optimizer._component_")
-    draft.put("optimizer.bits", optimizer_bits(name), "optimizer._component_")
+    draft.derive("optimizer.bits", optimizer_bits(name), ("optimizer._component_",), "by its name")
     fused = draft.take("optimizer.fused", "optimizer.fused", False, as_bool)
     word = "fused" if fused else "default"
     draft.derive("optimizer.implementation", word, ("optimizer.fused",), "fused, or torch decides")
