@@ -61,7 +61,7 @@ def has_no_effect(change: ConfigChange, context: EffectContext) -> bool:
     """Return whether a change moves neither memory nor step time."""
     if change.key == "optimizer.weight_decay":
         return is_megatron(context) or not sgd_decay_changes(change, context)
-    if change.key in _RULES:
+    if change.key in _RULES or change.key in _MEGATRON:
         return False
     return change.key in NO_EFFECT or without_effect(change.key) or is_irrelevant(change.key)
 
@@ -75,8 +75,10 @@ def effects_of(change: ConfigChange, context: EffectContext) -> tuple[Effect, ..
 
 def step_time_of(change: ConfigChange, context: EffectContext) -> StepTimeEffect | None:
     """Return in which direction a change moves step time, or None when not known."""
-    rule = megatron_times.TIMES.get(change.key) if is_megatron(context) else None
-    rule = rule or _TIMES.get(change.key)
+    first, second = _TIMES, megatron_times.TIMES
+    if is_megatron(context):
+        first, second = second, first
+    rule = first.get(change.key) or second.get(change.key)
     return None if rule is None else rule(change, context)
 
 

@@ -18,7 +18,10 @@ from fsdp_doctor.model.config import NativeConfig, NativeField
 FORMAT = "megatron_args"
 _START = re.compile(r"-{4,} arguments -{4,}")
 _END = re.compile(r"-{4,} end of arguments -{4,}")
-_NAMED = re.compile(r"^(?:.{0,60}?[:>\]] ?)?\s*(?P<name>[A-Za-z]\w*) \.* (?P<value>.*)$")
+_NAMED = re.compile(
+    r"(?:^|[:>\]|]\s?|\s{2})(?P<name>[A-Za-z]\w*)(?: \.+ |(?<=\w{48})  )(?P<value>.*)$"
+)
+_LONGEST_LINE = 4096
 _DTYPE = re.compile(r"torch\.(\w+)$")
 _ENUM = re.compile(r"(?:<)?\w+\.(\w+)(?:: .*>)?$")
 _LEAST_SHARE = 0.97
@@ -40,7 +43,7 @@ def load(source: Source) -> NativeConfig:
             continue
         if _END.search(line):
             break
-        match = _NAMED.match(line)
+        match = _NAMED.search(line) if len(line) <= _LONGEST_LINE else None
         if match is None or match["name"] in fields:
             skipped += [f"{source.name}:{number}: not an argument"] if match is None else []
             continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fsdp_doctor.config.resolvers.mcore_rules import engine, strategy
 from fsdp_doctor.config.resolvers.mcore_settings import Settings
 
@@ -25,6 +27,9 @@ def sharding_fields(settings: Settings) -> None:
     }.get(kind, "use_distributed_optimizer")
     settings.claim(*_ENGINE)
     settings.take("sharding.impl", switch, kind, also=_ENGINE)
+    written = settings.fields["sharding.impl"]
+    if written.written is not None:
+        settings.fields["sharding.impl"] = replace(written, written=kind)
     name = strategy(settings)
     if kind == "megatron_fsdp":
         settings.take("sharding.strategy", "data_parallel_sharding_strategy", name, also=_ENGINE)
