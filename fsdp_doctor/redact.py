@@ -40,3 +40,12 @@ def redact(value: Any, name: str = "") -> Any:
     if is_secret_name(name) and isinstance(value, str) and value:
         return REDACTED
     return redact_text(value) if isinstance(value, str) else value
+
+
+def short_path(path: str) -> str:
+    """A source path as it reads on every machine: from the package on, where that can be told."""
+    for start in ("site-packages/", "dist-packages/"):
+        if start in path:
+            return path.rpartition(start)[2]
+    _, own, rest = path.rpartition("/fsdp_doctor/")
+    return f"fsdp_doctor/{rest}" if own else path

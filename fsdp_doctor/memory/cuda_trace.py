@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fsdp_doctor.memory.events import Allocation, EventLog, Label, stronger
-from fsdp_doctor.memory.mechanisms import short_path
 from fsdp_doctor.model.memory import Category, Phase
+from fsdp_doctor.redact import short_path
 
 ROUNDING_BYTES = 512
 """``kMinBlockSize`` of the CUDA caching allocator."""
@@ -197,6 +197,9 @@ class _Reader:
         self._requested = 0
         self._peak_since_begin = 0
         self._peak_since_end = 0
+        self._just_completed = 0
+        """Bytes whose ``free_completed`` stands between the last operation and now: a mark in that
+        gap may lie before or after it, for marks are placed by operations."""
 
     def adopt(self, blocks: Iterable[tuple[int, int]]) -> None:
         """Blocks that are alive when the trace begins."""
@@ -223,16 +226,20 @@ class _Reader:
             frames = format_frames(entry.get("frames") or ())
             self._allocate(entry["addr"], entry["size"], entry.get("stream", 0), frames)
         elif action == "free_requested":
+            self._just_completed = 0
             allocation = self._alive.pop(entry["addr"], None)
             if allocation is not None:
                 self._log.free(allocation)
         elif action == "free_completed":
-            self._requested -= self._active.pop(entry["addr"], 0)
+            size = self._active.pop(entry["addr"], 0)
+            self._requested -= size
+            self._just_completed += size
         elif action == "oom":
             self.history.failed_bytes = entry["size"]
             self.history.device_free_bytes = entry.get("device_free")
 
     def _allocate(self, address: int, size: int, stream: int, frames: tuple[str, ...]) -> None:
+        self._just_completed = 0
         old = self._alive.pop(address, None)
         if old is not None:  # its free is missing (``skip_actions``, or a lost entry)
             self._log.free(old)
@@ -252,7 +259,7 @@ class _Reader:
         elif isinstance(note, End):
             self._check(note)
             log.end_phase()
-            self._peak_since_end = self._requested
+            self._peak_since_end = self._requested + self._just_completed
         elif isinstance(note, Enter):
             log.enter_module(note.module)
         elif isinstance(note, Leave):

@@ -97,15 +97,6 @@ _RULES: tuple[tuple[str, dict[str, Label]], ...] = (
 )
 
 
-def short_path(path: str) -> str:
-    """A source path as it reads on every machine: from the package on, where that can be told."""
-    for start in ("site-packages/", "dist-packages/"):
-        if start in path:
-            return path.rpartition(start)[2]
-    _, own, rest = path.rpartition("/fsdp_doctor/")
-    return f"fsdp_doctor/{rest}" if own else path
-
-
 @lru_cache(maxsize=4096)
 def _frame_label(frame: str) -> Label | bool | None:
     """The rule a frame matches, None, or False where a module call begins (stop there)."""

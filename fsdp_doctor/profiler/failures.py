@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fsdp_doctor.redact import redact_text
+from fsdp_doctor.redact import redact_text, short_path
 
 _REQUESTED = re.compile(r"Tried to allocate ([\d.]+) ?(GiB|MiB|KiB|bytes|B)")
 _FACTORS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1, "B": 1}
@@ -36,4 +36,4 @@ def describe_failure(error: BaseException, step: int, phase: str) -> dict[str, A
 
 def _frames(error: BaseException) -> list[str]:
     stack = traceback.extract_tb(error.__traceback__)
-    return [redact_text(f"{f.filename}:{f.lineno} {f.name}") for f in reversed(stack)]
+    return [redact_text(f"{short_path(f.filename)}:{f.lineno} {f.name}") for f in reversed(stack)]

@@ -11,6 +11,7 @@ from typing import Any
 
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.run import Failure
+from fsdp_doctor.redact import short_path
 from fsdp_doctor.runs.heartbeat import Heartbeat, read_heartbeat
 from fsdp_doctor.runs.reader import read_records
 
@@ -82,7 +83,7 @@ def read_stack(directory: Path, rank: int) -> tuple[str, ...]:
         return ()
     main_thread = text.rpartition("Current thread")[2] if "Current thread" in text else text
     found = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main_thread)
-    return tuple(f"{file}:{line} {name}" for file, line, name in found)
+    return tuple(f"{short_path(file)}:{line} {name}" for file, line, name in found)
 
 
 def _ending(directory: Path, rank: int) -> _Ending | None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from types import CodeType
 
-from fsdp_doctor.memory.mechanisms import short_path
+from fsdp_doctor.redact import short_path
 
 MAX_FRAMES = 40
 _OWN = str(Path(__file__).parent)
