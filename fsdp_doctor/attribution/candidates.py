@@ -101,47 +101,38 @@ def blame(
 ) -> Blame:
     """Put a category's change down to one field, to several jointly, or to none.
 
-    A field whose direction contradicts the measured sign is left out, unless formulas of all
-    candidates together give the measured bytes (a decrease within a larger increase). Several
-    fields are never divided: nothing measured here says how.
+    The measured change is the net of all fields that touch the category, those that work against
+    it among them; nothing measured here says how to divide it, so several fields stay together.
+    Fields that all contradict the measured sign explain nothing.
     """
     found = [
         candidate
         for change in changes
         if (candidate := find_candidate(change, category, phases, delta)) is not None
     ]
-    supporting = [candidate for candidate in found if not candidate.opposing]
-    if not supporting:
+    if all(candidate.opposing for candidate in found):
         return Blame(reason=_why_nothing(found, delta))
-    if len(supporting) < len(found) and _total_fits_better(found, supporting, delta):
-        supporting = found
-    against = [c.key for c in found if c not in supporting]
-    but = f" ({', '.join(against)} works against it)" if against else ""
-    if len(supporting) == 1:
-        only = supporting[0]
+    if len(found) == 1:
+        only = found[0]
         return Blame(
             keys=(only.key,),
             level=1 if agrees(only.predicted, delta) else 0,
             predicted=only.predicted,
-            reason=only.reason + but,
+            reason=only.reason,
         )
+    against = [candidate.key for candidate in found if candidate.opposing]
+    but = f" ({', '.join(against)} works against the others)" if against else ""
     return Blame(
-        keys=tuple(candidate.key for candidate in supporting),
+        keys=tuple(candidate.key for candidate in found),
         level=0,
-        predicted=_total(supporting),
-        reason="; ".join(f"{c.key}: {c.reason}" for c in supporting) + but,
+        predicted=_total(found),
+        reason="; ".join(f"{c.key}: {c.reason}" for c in found) + but,
     )
 
 
 def _total(candidates: Sequence[Candidate]) -> int | None:
     values = [c.predicted for c in candidates if c.predicted is not None]
     return sum(values) if len(values) == len(candidates) else None
-
-
-def _total_fits_better(
-    found: Sequence[Candidate], supporting: Sequence[Candidate], delta: int
-) -> bool:
-    return agrees(_total(found), delta) and not agrees(_total(supporting), delta)
 
 
 def _why_nothing(found: Sequence[Candidate], delta: int) -> str:

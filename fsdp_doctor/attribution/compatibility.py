@@ -28,6 +28,10 @@ _IGNORED = frozenset(
 )
 
 
+_HOST_THREADS = frozenset({"threads", "variables.OMP_NUM_THREADS", "variables.MKL_NUM_THREADS"})
+"""Facts that move time, never allocated bytes."""
+
+
 def check_usable(runs: Sequence[Run], side: str) -> None:
     """Raise InputError when a side has no launch, or none that recorded anything."""
     if not runs:
@@ -95,11 +99,12 @@ def _manifest_warnings(a: Run, b: Run) -> Iterator[str]:
 
 
 def differs_beyond_config(a: Run, b: Run) -> bool:
-    """Return whether anything but the config differs that memory may depend on."""
+    """Return whether anything but the config differs that allocated memory may depend on."""
     names = ("device_type", "device_name", "source")
-    return any(getattr(a.manifest, name) != getattr(b.manifest, name) for name in names) or bool(
-        environment_differences(a, b)
-    )
+    if any(getattr(a.manifest, name) != getattr(b.manifest, name) for name in names):
+        return True
+    differences = environment_differences(a, b)
+    return any(text.partition(": ")[0] not in _HOST_THREADS for text in differences)
 
 
 def _text(value: object) -> str:

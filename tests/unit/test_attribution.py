@@ -119,14 +119,15 @@ def test_decoys_get_nothing():
     assert row.keys == ("batch.micro",)
 
 
-def test_contradicting_direction_is_excluded():
-    """A field that lowers the category is not blamed for its rise."""
+def test_fields_that_work_against_each_other_stay_joint():
+    """The net of two opposing fields is put down to both; a lone opposing one explains nothing."""
     lowers = make_change("recompute.mode", "none", "full", make_effect("activations", "down"))
     raises = make_change("batch.micro", 1, 2, make_effect("activations", "up"))
     split = make_split({}, {"activations": GIB})
     (row,) = attribute_split(split, [lowers, raises])
-    assert row.keys == ("batch.micro",)
-    assert row.evidence.endswith("(recompute.mode works against it)")
+    assert row.keys == ("recompute.mode", "batch.micro")
+    assert row.level == 0
+    assert row.evidence.endswith("(recompute.mode works against the others)")
     (row,) = attribute_split(split, [lowers])
     assert row.keys == ()
     assert "would lower it" in row.evidence
