@@ -180,6 +180,23 @@ def test_canonical_fields_can_be_asked() -> None:
     assert view.is_written("effective.sharding.impl")
 
 
+def test_versions_are_of_the_framework_or_name_their_package() -> None:
+    """A range speaks of the framework's own versions unless it says otherwise."""
+    own = native("megatron-lm", {"ddp_num_buckets": 0})
+    other = native("megatron-bridge", {"ddp.num_buckets": 0})
+    assert [v.versions for v in check_config(own).violations] == [">=0.12"]
+    assert [v.versions for v in check_config(other).violations] == ["megatron-core >=0.12"]
+
+
+def test_the_config_may_tell_its_ranks() -> None:
+    """A world size that was resolved from the config need not be given."""
+    config = native("megatron-lm", {"tensor_model_parallel_size": 8})
+    fields = {"world.size": ConfigValue(set=True, value=12)}
+    assert "MC001" in {v.rule for v in check_config(config, fields).violations}
+    job = Job(world_size=16)
+    assert "MC001" not in {v.rule for v in check_config(config, fields, job).violations}
+
+
 def test_a_framework_without_rules() -> None:
     """Nothing is checked, nothing fails."""
     result = check_config(native("something", {"a": 1}))

@@ -16,6 +16,7 @@ from fsdp_doctor.config.rules.schema import (
     placeholders,
 )
 from fsdp_doctor.config.rules.view import Job, View, scopes_of
+from fsdp_doctor.config.versions import package_of
 from fsdp_doctor.model.config import ConfigValue, NativeConfig, NativeField, Violation
 from fsdp_doctor.redact import redact
 
@@ -137,18 +138,20 @@ def _violation(rule: Rule, view: View) -> Violation:
         values=values,
         message=fill(rule.message, shown),
         fix=fill(rule.fix, shown),
-        versions=_versions(rule),
+        versions=_versions(rule, view.framework),
         source=rule.source,
         file=place.file if place else None,
         line=place.line if place else None,
     )
 
 
-def _versions(rule: Rule) -> str:
+def _versions(rule: Rule, framework: str) -> str:
+    """Return for which versions a rule holds, with the package's name if it is not the own one."""
     if rule.by_framework:
-        return "; ".join(f"{name} {versions}" for name, versions in rule.by_framework.items())
-    package = f"{rule.package} " if rule.package else ""
-    return f"{package}{rule.versions}"
+        return str(rule.by_framework[framework])
+    if rule.package in (None, framework, package_of(framework)) or not rule.versions.text:
+        return str(rule.versions)
+    return f"{rule.package} {rule.versions}"
 
 
 def _key(name: str, view: View) -> str:

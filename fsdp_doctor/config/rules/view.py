@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from fsdp_doctor.config.rules.evaluate import Unknown
+from fsdp_doctor.config.rules.evaluate import Unknown, number
 from fsdp_doctor.config.rules.schema import Default, Vocabulary
 from fsdp_doctor.config.version_range import parse_range
 from fsdp_doctor.config.versions import package_of
@@ -49,20 +49,32 @@ class View:
         self._vocabulary = vocabulary
         self._scope = scope
 
+    @property
+    def framework(self) -> str:
+        """The framework whose keys these are."""
+        return self._native.framework
+
     def value(self, name: str) -> Any:
         """Return a value as written, else its default; None where it is unset."""
         kind, _, rest = name.partition(".")
         if kind == "env" and rest:
             return self._environment(rest)
         if kind == "job":
-            known = getattr(self._job, rest, None)
-            return Unknown(frozenset({name})) if known is None else known
+            return self._job_value(name, rest)
         if kind == "effective":
             found = self._effective.get(rest)
             return found.value if found is not None and found.set else None
         key = self.key(name)
         written = self._native.fields.get(key)
         return self._default(name) if written is None else written.value
+
+    def _job_value(self, name: str, rest: str) -> Any:
+        """Return what the user said of the job, else what the config says of its ranks."""
+        known = getattr(self._job, rest, None)
+        if known is None and rest == "world_size":
+            found = self._effective.get("world.size")
+            known = number(found.value) if found is not None and found.set else None
+        return Unknown(frozenset({name})) if known is None else known
 
     def is_written(self, name: str) -> bool:
         """Return whether the key (or variable) is in the config, perhaps as null."""
