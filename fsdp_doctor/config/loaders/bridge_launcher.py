@@ -61,7 +61,14 @@ _PRECISIONS = {
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
 _TRUE = frozenset({"true", "1", "t", "yes", "y"})
-MARKERS = ("--use_megatron_fsdp", "--model_recipe_name", "--model_family_name", "--compute_dtype")
+MARKERS = (
+    "scripts/performance/",
+    "--use_megatron_fsdp",
+    "--model_recipe_name",
+    "--model_family_name",
+    "--compute_dtype",
+)
+"""Texts of which one stands in a command of the launcher."""
 
 
 def launcher_flags(words: Sequence[str]) -> dict[str, tuple[Any, int]]:

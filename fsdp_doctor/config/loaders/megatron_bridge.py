@@ -200,7 +200,8 @@ def _training_command(script: Script) -> Command | None:
         if command.words[0] in ("echo", "printf"):
             continue
         hits = len(overrides_in(command.words))
-        hits += sum(word.split("=")[0] in MARKERS for word in command.words)
+        hits += sum(word.startswith(MARKERS) for word in command.words)
+        hits += any(MARKERS[0] in word for word in command.words)
         if hits >= max(most, 1):
             best, most = command, hits
     return best

@@ -10,6 +10,7 @@ import re
 from fsdp_doctor.config.loaders.base import Source
 from fsdp_doctor.config.loaders.structure import Structure, structure_of
 from fsdp_doctor.config.loaders.target_fields import environment_of, target_fields
+from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.config import NativeConfig, NativeField
 
 FORMAT = "nemo"
@@ -51,6 +52,8 @@ def load(source: Source) -> NativeConfig:
 
 def _recipe(structure: Structure, source: Source) -> tuple[dict[str, NativeField], tuple[str, ...]]:
     arguments = structure.data["MODEL_ARGS"] or {}
+    if not isinstance(arguments, dict):
+        raise InputError("MODEL_ARGS is not a mapping", where=source.name)
     fields = {
         str(key): NativeField(
             value=value, file=source.name, line=structure.lines.get(f"MODEL_ARGS.{key}")

@@ -155,7 +155,7 @@ class _Evaluator:
             if isinstance(token, Word):
                 expanded = [text for text, _ in self._values.expand(token, report=False)]
                 words += expanded or ([""] if any(p.quoted for p in token.parts) else [])
-            elif token.text in ("&&", "||", "<", ">"):
+            elif token.text in ("&&", "||", ">"):
                 words.append(token.text)
         return condition(words)
 
@@ -167,7 +167,7 @@ class _Evaluator:
         while at < len(tokens):
             token = tokens[at]
             if isinstance(token, Operator):
-                if token.text in (">", ">>", "<", "<<"):
+                if token.text == ">":
                     at += 2  # a redirection and its target
                     continue
                 if token.text in _SEPARATORS:

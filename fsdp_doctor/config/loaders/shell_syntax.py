@@ -61,8 +61,11 @@ def _starts_command(tokens: Sequence[Token], at: int) -> bool:
 
 def is_function(tokens: Sequence[Token], at: int) -> bool:
     """Return whether a function is defined here."""
-    if bare_word(tokens[at]) == "function":
+    name = bare_word(tokens[at])
+    if name == "function":
         return True
+    if name is None or name.endswith("="):
+        return False  # an array without elements
     following = [token.text for token in tokens[at + 1 : at + 3] if isinstance(token, Operator)]
     return following == ["(", ")"]
 

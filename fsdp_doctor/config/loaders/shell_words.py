@@ -18,7 +18,8 @@ _BRACED = re.compile(
     r"(?:(?P<operator>:?[-=+?])(?P<word>.*))?\}",
     re.DOTALL,
 )
-_OPERATORS = (";;", "&&", "||", ">>", "<<", ";", "|", "&", "(", ")", "<", ">", "\n")
+_OPERATORS = (";;", "&&", "||", ";", "|", "&", "(", ")", "\n")
+_REDIRECTION = re.compile(r"[0-9]?(?:>>|>|<<<|<<|<)(?P<copy>&[0-9-])?|&>>?")
 _BLANKS = " \t\r"
 
 
@@ -58,7 +59,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """``;``, ``&&``, a line's end and the like."""
+    """``;``, ``&&``, a line's end and the like; ``>`` takes the next word as its target."""
 
     text: str
     line: int
@@ -120,6 +121,10 @@ class _Lexer:
         return False
 
     def _operator(self) -> str | None:
+        redirection = _REDIRECTION.match(self.text, self.at)
+        if redirection is not None:
+            self.at = redirection.end()
+            return ">&" if redirection["copy"] else ">"
         for operator in _OPERATORS:
             if self.text.startswith(operator, self.at):
                 self.at += len(operator)

@@ -27,14 +27,11 @@ def sharding_fields(settings: Settings) -> None:
     }.get(kind, "use_distributed_optimizer")
     settings.claim(*_ENGINE)
     settings.take("sharding.impl", switch, kind, also=_ENGINE)
-    written = settings.fields["sharding.impl"]
-    if written.written is not None:
-        settings.fields["sharding.impl"] = replace(written, written=kind)
     name = strategy(settings)
-    if kind == "megatron_fsdp":
-        settings.take("sharding.strategy", "data_parallel_sharding_strategy", name, also=_ENGINE)
-    else:
-        settings.take("sharding.strategy", switch, name, also=_ENGINE)
+    fsdp = kind == "megatron_fsdp"
+    path = "data_parallel_sharding_strategy" if fsdp else switch
+    settings.take("sharding.strategy", path, name, also=_ENGINE)
+    _written_by_switch(settings)
     _group_sizes(settings, name)
     if kind == "mcore_torch_fsdp2":
         settings.take("sharding.reshard_after_forward", "torch_fsdp2_reshard_after_forward")
@@ -51,6 +48,20 @@ def sharding_fields(settings: Settings) -> None:
             settings.inert(
                 "sharding.outer", "acts with optim_grads_params and several instances only"
             )
+
+
+def _written_by_switch(settings: Settings) -> None:
+    """Count engine and strategy as written by the switch that decides on both."""
+    engine_field = settings.fields["sharding.impl"]
+    if engine_field.written is None:
+        return
+    strategy_field = settings.fields["sharding.strategy"]
+    settings.fields["sharding.impl"] = replace(engine_field, written=engine_field.value)
+    settings.fields["sharding.strategy"] = replace(
+        strategy_field,
+        source=engine_field.source if strategy_field.written is None else strategy_field.source,
+        written=strategy_field.value,
+    )
 
 
 def _group_sizes(settings: Settings, name: str) -> None:
