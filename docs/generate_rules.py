@@ -28,6 +28,9 @@ true. What a config does not say can be given: `--framework-version NAME=VERSION
 or of a package such as `torch`, `transformer-engine`, `megatron-core`), `--gpu`, `--world-size`;
 rules that hang on one of these are listed as not decided.
 
+Besides these rules a note of the rule `inert` names the written keys that have no effect in the
+config as a whole, one note for each reason; `fsdp-doctor show` gives the same reasons.
+
 This page is written by `python docs/generate_rules.py` from the rule files.
 
 """

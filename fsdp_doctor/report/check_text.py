@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _SHOWN = 12
+_FIELDS = 6
+_LONGEST = 120
 _OPTIONS = {"gpu": "--gpu", "world_size": "--world-size"}
 
 
@@ -78,13 +80,20 @@ def _violation(console: Console, violation: Violation) -> None:
     console.print()
     title = f"{violation.severity}  {violation.rule}"
     _line(console, f"{title}  {place}" if place else title, _STYLES[violation.severity])
-    for key in violation.fields:
+    for key in violation.fields[:_FIELDS]:
         value = violation.values.get(key)
-        _wrapped(console, f"{key}: {'not written' if value is None else show_value(value)}", 4)
+        _wrapped(console, f"{key}: {'not written' if value is None else _short(value)}", 4)
+    if len(violation.fields) > _FIELDS:
+        _wrapped(console, f"... and {len(violation.fields) - _FIELDS} more", 4)
     _wrapped(console, violation.message, 2)
     _wrapped(console, f"Fix: {violation.fix}", 2)
     versions = "" if violation.versions == "all" else f"versions {violation.versions}; "
     _wrapped(console, f"({versions}source: {violation.source})", 2, "dim")
+
+
+def _short(value: Any) -> str:
+    text = show_value(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _undecided(console: Console, undecided: Sequence[Undecided]) -> None:

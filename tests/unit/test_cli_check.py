@@ -120,6 +120,21 @@ def test_a_sound_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "Nothing found by" in capsys.readouterr().out
 
 
+def test_keys_without_effect_are_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A written key that the resolver knows to be inert is noted once, with place and reason."""
+    path = tmp_path / "spec.yaml"
+    path.write_text("world_size: 8\nconfig:\n  strategy: ddp\n  optimizer: {momentum: 0.5}\n")
+    result = run_json(capsys, 0, str(path))
+    assert [v["rule"] for v in result["violations"]] == ["PT019"]
+    path.write_text(
+        "world_size: 8\nconfig:\n  strategy: ddp\n"
+        "  gradient_accumulation: {steps: 1, sync: last_microbatch}\n"
+    )
+    (note,) = run_json(capsys, 0, str(path))["violations"]
+    assert (note["rule"], note["severity"], note["line"]) == ("inert", "note", 4)
+    assert "one micro step" in note["message"]
+
+
 def test_undecided_rules_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The text names the option that would decide them."""
     path = tmp_path / "args.yaml"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 
 from fsdp_doctor.config.rules import Job, check_config, load_rules
 from fsdp_doctor.config.rules.view import View
+from fsdp_doctor.config.schema import UNSET, spec_keys
 from fsdp_doctor.model.config import ConfigValue, NativeConfig, NativeField
 
+ROOT = Path(__file__).parent.parent.parent
 FRAMEWORKS = sorted({name for rule in load_rules().rules for name in rule.frameworks})
 
 
@@ -201,6 +205,40 @@ def test_a_framework_without_rules() -> None:
     """Nothing is checked, nothing fails."""
     result = check_config(native("something", {"a": 1}))
     assert (result.checked, result.violations) == (0, ())
+
+
+def test_defaults_of_specs_are_those_of_the_schema() -> None:
+    """What a rule takes for an absent key of a spec is what the spec takes."""
+    vocabulary = load_rules().vocabularies["torch"]
+    keys = spec_keys()
+    for name, (default,) in vocabulary.defaults.items():
+        native_key = vocabulary.names.get(name, (name,))[0]
+        if native_key in keys and keys[native_key].default is not UNSET:
+            assert default.value == keys[native_key].default, name
+
+
+def test_defaults_of_megatron_are_those_of_its_parser() -> None:
+    """What a rule takes for an absent flag is what the parser takes, in every version."""
+    flags = json.loads((ROOT / "fsdp_doctor/config/data/megatron_flags.json").read_text())
+    vocabulary = load_rules().vocabularies["megatron-lm"]
+    compared = 0
+    for name, defaults in vocabulary.defaults.items():
+        for key in vocabulary.names.get(name, (name,)):
+            if key not in flags:
+                continue
+            since, _, known, _ = flags[key]
+            by_version = known if isinstance(known, dict) else {since: known}
+            for version, value in by_version.items():
+                mine = next(d.value for d in defaults if version in d.versions)
+                assert mine == value, (name, version)
+                compared += 1
+    assert compared > 20
+
+
+def test_many_roles_take_no_time() -> None:
+    """A config with thousands of look-alike roles is cut short."""
+    values = {f"r{i}actor.fsdp_config.offload_policy": True for i in range(5000)}
+    assert len(check_config(native("verl", values)).violations) < 100
 
 
 _KEYS = sorted({name for rule in load_rules().rules for name in rule.fields})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,18 @@ from fsdp_doctor.config.load import load_config, load_native, split_paths
 from fsdp_doctor.config.rules.engine import CheckResult, check_config
 from fsdp_doctor.config.rules.view import Job
 from fsdp_doctor.errors import InputError
-from fsdp_doctor.model.config import EffectiveConfig, NativeConfig, NativeField
+from fsdp_doctor.model.config import (
+    ConfigValue,
+    EffectiveConfig,
+    NativeConfig,
+    NativeField,
+    Violation,
+)
+from fsdp_doctor.redact import redact, redact_text
+
+INERT = "inert"
+"""Rule of fields that the resolver knows to be without effect and no other rule speaks of."""
+_WRITTEN = frozenset({"file", "cli", "env"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +68,9 @@ def _checked(native: NativeConfig, config: EffectiveConfig | None, job: Job) -> 
     native = replace(native, version=known)
     fields = config.fields if config is not None else {}
     result = check_config(native, fields, job)
+    if config is not None:
+        inert = tuple(_inert(config, native, result.violations))
+        result = replace(result, violations=(*result.violations, *inert))
     return CheckedConfig(
         format=native.format,
         framework=native.framework,
@@ -67,6 +81,51 @@ def _checked(native: NativeConfig, config: EffectiveConfig | None, job: Job) -> 
             dict.fromkeys((*native.unresolved, *(config.unresolved if config else ())))
         ),
         result=result,
+    )
+
+
+def _inert(
+    config: EffectiveConfig, native: NativeConfig, violations: tuple[Violation, ...]
+) -> Iterator[Violation]:
+    """Yield a note for every reason why written fields have no effect, with these fields.
+
+    Fields that a violation speaks of already are left out, and those that ask for nothing (false,
+    empty).
+    """
+    spoken = {key for violation in violations for key in violation.fields}
+    groups: dict[str, dict[str, ConfigValue]] = {}
+    for key, value in config.fields.items():
+        name = value.native[0] if value.native else key
+        asks = value.written if value.written is not None else value.value
+        idle = not value.effective and value.source in _WRITTEN
+        if idle and asks not in (None, False, "", [], {}) and not spoken & {key, name}:
+            reason = value.reason or "the framework does not read it here"
+            groups.setdefault(redact_text(reason), {})[name] = value
+    for reason, values in groups.items():
+        yield _inert_note(config, native, reason, values)
+
+
+def _inert_note(
+    config: EffectiveConfig, native: NativeConfig, reason: str, values: Mapping[str, ConfigValue]
+) -> Violation:
+    first, *others = values
+    more = f" and {len(others)} more" if others else ""
+    field = native.fields.get(first)
+    written = {
+        key: value.value if value.written is None else value.written
+        for key, value in values.items()
+    }
+    return Violation(
+        rule=INERT,
+        severity="note",
+        fields=tuple(values),
+        values={key: redact(value, key) for key, value in written.items()},
+        message=f"{first}{more}: without effect, because {reason}.",
+        fix="Remove what has no effect, or change what keeps it from acting.",
+        versions=config.version or "all",
+        source=f"how {config.framework} reads its config",
+        file=field.file if field else None,
+        line=field.line if field else None,
     )
 
 

@@ -15,6 +15,8 @@ from fsdp_doctor.config.versions import package_of
 from fsdp_doctor.model.config import ConfigValue, NativeConfig, NativeField
 
 _MAX_KEY = 300
+_MAX_SCOPES = 64
+"""Roles of one config; further ones are not looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,8 @@ def scopes_of(native: NativeConfig, patterns: tuple[str, ...]) -> list[str]:
         for key in native.fields:
             for dot in re.finditer(r"\.", key[:_MAX_KEY]):
                 prefix = key[: dot.end()]
-                if any(fnmatchcase(prefix, pattern) for pattern in wanted):
-                    found.setdefault(prefix)
+                if prefix not in found and any(fnmatchcase(prefix, p) for p in wanted):
+                    found[prefix] = None
+            if len(found) > _MAX_SCOPES:
+                break
     return list(found)
