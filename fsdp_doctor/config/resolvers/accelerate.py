@@ -78,6 +78,9 @@ def deepspeed_version(draft: Draft) -> str | None:
 
 def _fsdp(draft: Draft, version: str | None, world: World) -> None:
     number = as_int(draft.raw(*_names("version")), 1) or 1
+    if not at_least(version, "1.6"):
+        number = 1
+        draft.drop(_names("version"), f"accelerate {version} has FSDP1 only")
     written = draft.raw(*_names("sharding_strategy"), default="FULL_SHARD")
     natives: tuple[str, ...] = _names("sharding_strategy")
     strategy, reason = sharding_strategy(written) or "FULL_SHARD", None

@@ -122,21 +122,27 @@ def _defaults(version: str | None, words: FsdpWords) -> dict[str, Any]:
     """Return the plugin's arguments that the Trainer passes when nothing is written."""
     wraps = at_least(version, "5.10") or "auto_wrap" in words.words
     policy = "TRANSFORMER_BASED_WRAP" if wraps else "NO_WRAP"
-    return {
-        "auto_wrap_policy": policy,
-        "use_orig_params": True,
-        "sync_module_states": True,
-        "state_dict_type": "FULL_STATE_DICT",
-    }
+    defaults = {"auto_wrap_policy": policy, "use_orig_params": True, "sync_module_states": True}
+    if at_least(version, "5.10"):
+        defaults["state_dict_type"] = "FULL_STATE_DICT"
+    return defaults
 
 
 def _early_wrap(draft: Draft, version: str | None, words: FsdpWords) -> None:
     """Before 5.10 only the word ``auto_wrap`` wraps, by size where a size is given."""
     top = "fsdp_transformer_layer_cls_to_wrap"
-    if draft.has(top):
+    if draft.has(top) and not at_least(version, "5.0"):
         draft.fields.setdefault(f"{_BLOCK}transformer_layer_cls_to_wrap", draft.fields[top])
         draft.claim(top)
-    if at_least(version, "5.10") or "auto_wrap" not in words.words:
+    else:
+        draft.drop((top,), "no argument of the Trainer since 5.0: fsdp_config has it")
+    if at_least(version, "5.10"):
+        return
+    for argument in ("auto_wrap_policy", "state_dict_type"):
+        draft.drop(names(argument), f"transformers {version} does not read it: from 5.10 on")
+        for key in names(argument):
+            draft.fields.pop(key, None)
+    if "auto_wrap" not in words.words:
         return
     size = as_int(draft.raw(*names("min_num_params")), 0) or 0
     key = f"{_BLOCK}min_num_params"

@@ -38,6 +38,7 @@ from fsdp_doctor.model.config import EffectiveConfig, NativeConfig
 
 FRAMEWORKS: tuple[str, ...] = ("lightning",)
 ASSUMED: dict[str, str] = {"lightning": "2.6.6"}
+VERSIONS: dict[str, tuple[str, ...]] = {"lightning": ("2.5.6", "2.6.6")}
 
 
 def resolve(native: NativeConfig, version: str | None) -> EffectiveConfig:
@@ -68,6 +69,11 @@ def _fsdp(draft: Draft, root: str, strategy: Strategy) -> None:
     key = f"{arguments}sharding_strategy"
     word = sharding_strategy(draft.raw(key, default="FULL_SHARD")) or "FULL_SHARD"
     fsdp1_strategy(draft, word, (key, *strategy.names), _world(draft, root), None)
+    mesh = draft.raw(f"{arguments}device_mesh")
+    if isinstance(mesh, list) and len(mesh) == 2:
+        names = (f"{arguments}device_mesh",)
+        draft.put("sharding.replicate_size", as_int(mesh[0]), names)
+        draft.put("sharding.shard_size", as_int(mesh[1]), names)
     offload = f"{arguments}cpu_offload"
     block = draft.section(f"{offload}.")
     flags = [offload, *(f"{offload}.{name}" for name in block)]

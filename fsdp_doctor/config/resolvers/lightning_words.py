@@ -7,6 +7,7 @@ from typing import Any
 
 from fsdp_doctor.config.resolvers.draft import Draft
 from fsdp_doctor.config.resolvers.words import class_name
+from fsdp_doctor.config.versions import at_least
 
 _CLASSES = {
     "FSDPStrategy": "fsdp",
@@ -136,8 +137,12 @@ def precision(draft: Draft, root: str, *, sharded: bool) -> None:
     for name in ("grad", "optim_states"):
         draft.derive(f"precision.{name}", storage, (key,), "as the stored parameters")
     if sharded:
-        draft.put("precision.compute", compute, key, f"precision: {word}")
-        draft.derive("precision.reduce", compute, (key,), "as computed")
+        gathered = compute
+        if kind == "mixed" and not at_least(draft.version, "2.6"):
+            gathered = "float32"  # param_dtype became the low dtype in 2.6.0
+            draft.derive("precision.autocast", compute, (key,), "gathered in float32, autocast")
+        draft.put("precision.compute", gathered, key, f"precision: {word}")
+        draft.derive("precision.reduce", compute, (key,), "the low dtype")
         draft.derive("precision.buffer", compute, (key,), "as computed")
     else:
         draft.put("precision.autocast", compute if kind == "mixed" else "none", key)

@@ -1,0 +1,1 @@
+"""One module per library: its cases, and what the library makes of each."""
