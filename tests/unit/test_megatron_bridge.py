@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from megatron_cases import changed, compare, effective, fixture, inert, source
 
+from fsdp_doctor.config.load import load_config
 from fsdp_doctor.config.loaders import megatron_bridge
 from fsdp_doctor.config.loaders.base import Source
 
@@ -154,3 +157,48 @@ def test_yaml_overrides_and_their_lines() -> None:
     native = megatron_bridge.load(given)
     assert native.fields["ddp.use_megatron_fsdp"].line == 4
     assert effective(megatron_bridge, given).fields["batch.micro"].value == 2
+
+
+def test_the_summary_in_a_log() -> None:
+    """The start-up summary names what differs from Megatron-Core; the rest is its default."""
+    text = (
+        "0: ======\n0: Configuration Summary (Non-Default Values vs Megatron Core)\n0: ======\n"
+        "0: [ddp] Non-default values (vs Mcore DistributedDataParallelConfig):\n"
+        "0:   overlap_grad_reduce: True  (Mcore default: False)\n"
+        "0:   use_distributed_optimizer: True  (Mcore default: False)\n"
+        "0: [model] Non-default values (vs Mcore TransformerConfig):\n"
+        "0:   num_layers: 32  (Mcore default: 0)\n"
+        "0:   params_dtype: torch.bfloat16  (Mcore default: torch.float32)\n"
+        "0: Other Configuration Values:\n0: [train]:\n0:   global_batch_size: 128\n"
+        "0: [checkpoint]:\n0:   ckpt_format: 'torch_dist'\n"
+    )
+    given = source(text, "log.txt")
+    assert megatron_bridge.detect(given) == 95
+    native = megatron_bridge.load(given)
+    assert native.fields["ddp.overlap_grad_reduce"].value is True
+    assert native.fields["model.params_dtype"].value == "bfloat16"
+    fields = effective(megatron_bridge, given).fields
+    assert fields["batch.global"].value == 128
+    assert fields["ckpt.format"].value == "torch_dist"
+    assert fields["comm.average_in_collective"].value is False
+    assert fields["comm.overlap_param_gather"].value is False
+
+
+def test_the_configuration_block_in_a_log() -> None:
+    """The whole configuration, printed between rules in a log, is read as the file is."""
+    yaml_text = fixture("bridge_run_config.yaml").text
+    log = f"starting\n------- Task Configuration -------\n{yaml_text}-----------------\nmore: [\n"
+    native = megatron_bridge.load(source(log, "log.txt"))
+    assert native.fields["train.global_batch_size"].value == 64
+
+
+def test_overrides_on_a_dump(tmp_path: Path) -> None:
+    """Overrides given on this tool's command line act on a dump as Bridge's own would."""
+    path = tmp_path / "run_config.yaml"
+    path.write_text(fixture("bridge_run_config.yaml").text)
+    overrides = ("dist.use_megatron_fsdp=true", "checkpoint.ckpt_format=fsdp_dtensor")
+    fields = load_config(path, overrides).config.fields
+    assert fields["sharding.impl"].value == "megatron_fsdp"
+    assert fields["sharding.strategy"].value == "none"
+    assert fields["ckpt.format"].value == "fsdp_dtensor"
+    assert fields["comm.average_in_collective"].value is False

@@ -117,3 +117,27 @@ def test_replicas_of_automodel() -> None:
     text = text_of("automodel.yaml").replace("tp_size: 1", "tp_size: 1\n  dp_replicate_size: 2")
     found = changed(compare(nemo_automodel, fixture("automodel.yaml"), text))
     assert found["sharding.replicate_size"] == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "impl"), [("megatron", "megatron_fsdp"), ("pytorch", "mcore_torch_fsdp2")]
+)
+def test_fsdp_of_nemo2(kind: str, impl: str) -> None:
+    """NeMo 2's strategy names which FSDP wraps the model."""
+    text = (
+        "trainer:\n  strategy:\n    _target_: nemo.lightning.MegatronStrategy\n"
+        f"    fsdp: {kind}\n    tensor_model_parallel_size: 1\n"
+        "    ddp:\n      data_parallel_sharding_strategy: optim_grads_params\n"
+    )
+    given = source(text, "task.yaml")
+    assert nemo.detect(given) > 90
+    fields = effective(nemo, given).fields
+    assert fields["sharding.impl"].value == impl
+    assert fields["sharding.strategy"].value == "optim_grads_params"
+
+
+def test_weights_of_nemo_rl_are_float32() -> None:
+    """NeMo-RL's DTensor policy loads weights in float32 and computes in the precision given."""
+    fields = effective(nemo_rl, fixture("nemo_rl.yaml")).fields
+    assert fields["precision.param_storage"].value == "float32"
+    assert fields["precision.compute"].value == "bfloat16"

@@ -11,6 +11,7 @@ from typing import Any
 
 from fsdp_doctor.config.loaders.base import Source
 from fsdp_doctor.config.loaders.bridge_launcher import MARKERS, implied_fields, launcher_flags
+from fsdp_doctor.config.loaders.bridge_summary import HEADING, summary_fields
 from fsdp_doctor.config.loaders.hydra_text import overrides_in
 from fsdp_doctor.config.loaders.launch_words import launcher_fields, script_position
 from fsdp_doctor.config.loaders.megatron_fields import core_version_of, is_known_field
@@ -45,6 +46,8 @@ def detect(source: Source) -> int:
     text = source.text
     if _CONTAINER in text:
         return 98
+    if HEADING in text:
+        return 95
     if any(marker in text for marker in MARKERS):
         return 90
     if _OVERRIDE_LINE.search(text) and not re.search(r"^\s*\[", text, re.MULTILINE):
@@ -74,6 +77,8 @@ def load(source: Source) -> NativeConfig:
     block = _DUMP_BLOCK.search(source.text)
     if block is not None and _CONTAINER in source.text:
         return _load_yaml(_inner(source, block.end()))
+    if HEADING in source.text:
+        return _overridden(summary_fields(source), [], {})
     if _OVERRIDE_LINE.search(source.text) and not _looks_like_command(source.text):
         return _load_lines(source)
     if _looks_like_command(source.text):

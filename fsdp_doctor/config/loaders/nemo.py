@@ -14,7 +14,7 @@ from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.config import NativeConfig, NativeField
 
 FORMAT = "nemo"
-_NEMO2 = re.compile(r"_target_:\s*['\"]?nemo\.(lightning|collections)\b")
+_NEMO2 = re.compile(r"_target_:\s*['\"]?nemo\.(?:lightning|collections\.llm)\b")
 _NEMO1 = re.compile(r"^\s+tensor_model_parallel_size:", re.MULTILINE)
 _RECIPE = re.compile(r"^\s+['\"]?(?:trainer|model|data)\.\w", re.MULTILINE)
 

@@ -27,8 +27,19 @@ class Fsdp2Keys:
     precision: str
 
 
-def fsdp2_fields(settings: Settings, keys: Fsdp2Keys, *, reduce: str, impl: str = "fsdp2") -> None:
-    """Set what FSDP2 has in common under every framework; ``reduce``: dtype when none is given."""
+def fsdp2_fields(
+    settings: Settings,
+    keys: Fsdp2Keys,
+    *,
+    reduce: str,
+    storage: str | None = None,
+    impl: str = "fsdp2",
+) -> None:
+    """Set what FSDP2 has in common under every framework.
+
+    ``reduce``: dtype of the reduction when none is given; ``storage``: of the parameters, None
+    where they are kept as computed.
+    """
     settings.take("sharding.impl", keys.switch, impl)
     settings.derive(
         "sharding.strategy", "optim_grads_params", (keys.switch,), "fully_shard divides all three"
@@ -44,7 +55,7 @@ def fsdp2_fields(settings: Settings, keys: Fsdp2Keys, *, reduce: str, impl: str 
     for name in ("grads", "optimizer"):
         settings.derive(f"offload.{name}", offloaded, (keys.offload,), why)
     settings.take("recompute.mode", keys.recompute, recompute_word(settings.get(keys.recompute)))
-    _precision(settings, keys, reduce)
+    _precision(settings, keys, reduce, storage)
     _batch(settings, keys)
     kind = str(settings.get(keys.optimizer) or "").rpartition(".")[2].lower()
     settings.take("optimizer.kind", keys.optimizer, kind or None)
@@ -80,11 +91,15 @@ def _groups(settings: Settings, keys: Fsdp2Keys) -> None:
     settings.take("world.size", "world_size", world)
 
 
-def _precision(settings: Settings, keys: Fsdp2Keys, reduce: str) -> None:
+def _precision(settings: Settings, keys: Fsdp2Keys, reduce: str, storage: str | None) -> None:
     compute = dtype_name(settings.get(keys.precision)) or "bfloat16"
     settings.take("precision.compute", keys.precision, compute)
-    settings.derive("precision.param_storage", compute, (keys.precision,), "loaded in this dtype")
-    settings.derive("precision.grad", compute, (keys.precision,), "as the stored parameters")
+    stored = storage or compute
+    why = "loaded in this dtype"
+    settings.derive("precision.param_storage", stored, (keys.precision,), why)
+    for name in ("grad", "optim_states"):
+        why = "as the stored parameters"
+        settings.derive(f"precision.{name}", stored, (keys.precision,), why)
     settings.derive(
         "precision.reduce", reduce, (keys.switch,), "the default of this version's policy"
     )

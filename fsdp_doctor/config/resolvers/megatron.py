@@ -51,7 +51,7 @@ def _deepspeed_fork(settings: Settings) -> None:
     name = "deepspeed_activation_checkpointing"
     value = "deepspeed" if settings.on(name) else "megatron"
     settings.take("recompute.impl", name, value)
-    if settings.field("zero_stage") is not None and not on:
-        settings.ignore(
-            ("zero_stage", "zero_reduce_scatter"), "read by DeepSpeed only, which is off"
-        )
+    stage = settings.number("zero_stage")
+    if not on or not stage:
+        why = "stage 0: ZeRO is off" if on else "read by DeepSpeed only, which is off"
+        settings.ignore(("zero_stage", "zero_reduce_scatter"), why)

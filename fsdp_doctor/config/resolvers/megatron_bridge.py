@@ -39,7 +39,7 @@ def resolve(native: NativeConfig, version: str) -> EffectiveConfig:
     bridge = parse_version(version)
     core = native.packages.get("megatron-core")
     core_version = parse_version(core) if core else core_of(bridge)
-    full = any(path.endswith("_target_") for path in native.fields)
+    full = any(field.source == "dump" for field in native.fields.values())
 
     def default(name: str) -> Any:
         if not full and name in RECIPE_DEFAULTS:

@@ -109,4 +109,4 @@ def _dtensor(settings: Settings) -> None:
         clip="policy.max_grad_norm",
         precision="policy.precision",
     )
-    fsdp2_fields(settings, keys, reduce="float32")
+    fsdp2_fields(settings, keys, reduce="float32", storage="float32")
