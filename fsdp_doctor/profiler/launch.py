@@ -9,6 +9,7 @@ import contextlib
 import re
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from fsdp_doctor.gpus import visible_gpu_count
 from fsdp_doctor.model.run import Failure, Run, RunManifest, RunStatus
 from fsdp_doctor.model.spec import ProfileSpec
 from fsdp_doctor.profiler.forkserver import LOG_NAME
-from fsdp_doctor.profiler.plan import PLAN_NAME, LaunchPlan
+from fsdp_doctor.profiler.plan import PLAN_NAME, LaunchPlan, read_plan
 from fsdp_doctor.profiler.spawn import ForkServer, TorchrunLaunch
 from fsdp_doctor.profiler.supervise import Outcome, Progress, supervise
 from fsdp_doctor.redact import redact
@@ -36,6 +37,8 @@ _NEEDED_FREE_BYTES = 64 << 20
 """A run takes well under 1 MiB per rank; below this the disk is as good as full."""
 
 
+_CLAIM_NAME = ".leading-host"
+_LEAD_WAIT_S = 120.0
 _NO_SPACE = re.compile("No space left|Disk quota exceeded|File too large")
 
 
@@ -73,13 +76,30 @@ def profile(spec: WrittenSpec, directory: Path, options: LaunchOptions, progress
     """
     if options.one_rank_of:
         return profile_many([(spec, directory)], options, progress)[0]
-    _check(spec, directory, options)
-    plan = _prepare(spec, directory, options)
+    leads = options.nodes == 1 or _claim(directory, options)
+    if leads:
+        try:
+            _check(spec, directory, options)
+            _prepare(spec, directory, options)
+        except BaseException:
+            (directory / _CLAIM_NAME).unlink(missing_ok=True)
+            raise
+    else:
+        _check_devices(spec.spec, options)
+        _wait_for(directory / PLAN_NAME)
+    plan = read_plan(directory / PLAN_NAME)
     local_ranks = _local_ranks(spec.spec, options)
     with _terminable():
         launch = TorchrunLaunch(plan, directory / PLAN_NAME, local_ranks, options.torchrun)
         outcome = supervise(launch, directory, plan.ranks, options.phase_limit_s, progress)
-    return _settle(plan, directory, outcome, options.phase_limit_s)
+    if leads:
+        return _settle(plan, directory, outcome, options.phase_limit_s)
+    run = load_run(directory)
+    if outcome.exit_code and run.manifest.failure is None:
+        failure = _failure(plan, directory, outcome, options.phase_limit_s)
+        manifest = replace(run.manifest, status="failed", failure=failure)
+        return replace(run, manifest=manifest)
+    return run
 
 
 def profile_many(
@@ -173,6 +193,43 @@ def _prepare(written: WrittenSpec, directory: Path, options: LaunchOptions) -> L
     return plan
 
 
+def _claim(directory: Path, options: LaunchOptions) -> bool:
+    """Return whether this host keeps run.json: of several hosts with one directory, the first.
+
+    A directory that already held a finished run is refused by ``_check`` on the host that leads.
+    """
+    claim = directory / _CLAIM_NAME
+    if options.force and _finished(directory):
+        claim.unlink(missing_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        claim.open("x").close()
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise InputError(
+            f"cannot write here: {error.strerror or error}", where=str(directory)
+        ) from None
+    return True
+
+
+def _finished(directory: Path) -> bool:
+    manifest = directory / MANIFEST_NAME
+    return manifest.is_file() and load_manifest(manifest).status != "running"
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + _LEAD_WAIT_S
+    while not path.is_file():
+        if time.monotonic() > deadline:
+            raise InputError(
+                "the leading host did not prepare the run",
+                where=str(path.parent),
+                hint="give every host the same, shared -o; or remove what an earlier try left",
+            )
+        time.sleep(0.1)
+
+
 def _check_devices(spec: ProfileSpec, options: LaunchOptions) -> None:
     needed = 1 if options.one_rank_of else _local_ranks(spec, options)
     if options.device == "cuda" and visible_gpu_count() < needed:
@@ -257,6 +314,7 @@ def _tidy(plan: LaunchPlan, directory: Path, *, keep_log: bool) -> None:
         stack = directory / f"rank-{rank:05d}.stack"
         if stack.exists() and stack.stat().st_size == 0:
             stack.unlink()
-    (directory / PLAN_NAME).unlink(missing_ok=True)
+    for name in (PLAN_NAME, _CLAIM_NAME):
+        (directory / name).unlink(missing_ok=True)
     if not keep_log:
         (directory / LOG_NAME).unlink(missing_ok=True)

@@ -43,13 +43,27 @@ class Outcome:
     """Last sign of life of each rank when it was stopped."""
 
 
+def _state_and_parent(pid: int) -> tuple[str, int] | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def process_alive(pid: int) -> bool:
     """Return whether a process of this pid exists and is not a zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state != "Z"
+    known = _state_and_parent(pid)
+    return known is not None and known[0] != "Z"
+
+
+def _is_descendant(pid: int) -> bool:
+    """Return whether ``pid`` was started by this process: ranks of other hosts may share a pid."""
+    own = os.getpid()
+    while pid > 1 and pid != own:
+        known = _state_and_parent(pid)
+        pid = known[1] if known is not None else 0
+    return pid == own
 
 
 def supervise(
@@ -61,8 +75,8 @@ def supervise(
 ) -> Outcome:
     """Wait for a launch; end it when a rank stays in one phase longer than ``phase_limit_s``.
 
-    KeyboardInterrupt (Ctrl-C) ends it too. When this returns, no rank process of this host is
-    alive.
+    KeyboardInterrupt (Ctrl-C) ends it too. When this returns, no rank process that this launch
+    started is alive.
     """
     shown = ""
     try:
@@ -93,7 +107,8 @@ def _heartbeats(directory: Path, ranks: Sequence[int]) -> dict[int, Heartbeat]:
 
 
 def _alive(beats: dict[int, Heartbeat]) -> list[int]:
-    return [beat.pid for beat in beats.values() if process_alive(beat.pid)]
+    pids = [beat.pid for beat in beats.values()]
+    return [pid for pid in pids if process_alive(pid) and _is_descendant(pid)]
 
 
 def _describe(beats: dict[int, Heartbeat]) -> str:

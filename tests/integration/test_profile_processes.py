@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -183,3 +184,24 @@ def test_interrupt(tmp_path: Path) -> None:
     assert "Traceback" not in output
     assert len(recorded.ranks[0].steps) >= 4
     assert_all_gone(rank_pids(run))
+
+
+def test_two_hosts(tmp_path: Path) -> None:
+    """The same command on two hosts (here: twice on one) makes one run of both hosts' ranks."""
+    spec = write_spec(tmp_path, "hosts")
+    run = tmp_path / "run"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    rendezvous = ("--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+    hosts = [start(spec, "-o", run, *rendezvous) for _ in range(2)]
+    outputs = [host.communicate(timeout=120)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], outputs
+    recorded = load_run(run)
+    assert recorded.manifest.status == "completed"
+    assert [series.finished for series in recorded.ranks] == [True, True]
+    assert sorted(path.name for path in run.iterdir()) == [
+        "rank-00000.jsonl",
+        "rank-00001.jsonl",
+        "run.json",
+    ]
