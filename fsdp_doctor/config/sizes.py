@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsdp_doctor.model.config import ConfigValue
 from fsdp_doctor.model.run import ModelSizes
-from fsdp_doctor.model.spec import ModelSpec, ProfileSpec
+
+if TYPE_CHECKING:
+    from fsdp_doctor.model.spec import ModelSpec, ProfileSpec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element."""

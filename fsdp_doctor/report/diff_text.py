@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -62,9 +63,6 @@ def _warnings(console: Console, warnings: Sequence[str]) -> None:
 
 def _unknown(console: Console, diff: ConfigDiff) -> None:
     """Print changes of unknown effect; keys that only one side has come as one list a side."""
-    from rich.padding import Padding
-    from rich.text import Text
-
     title = "Changed, effect not known to this tool"
     if diff.a.framework == diff.b.framework:
         _section(console, title, [(c.key, _arrow(c)) for c in diff.unknown])
@@ -76,7 +74,7 @@ def _unknown(console: Console, diff: ConfigDiff) -> None:
         if keys:
             console.print()
             _line(console, f"Only in {_SIDES[side]}, effect not known ({len(keys)})", "bold")
-            console.print(Padding(Text(clean(", ".join(keys))), (0, 0, 0, 2)))
+            _block(console, _wrapped(", ".join(keys), console.width, 2))
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
@@ -134,16 +132,29 @@ def _amount(effect: Effect) -> str:
 
 
 def _section(console: Console, title: str, rows: Sequence[tuple[str, str]]) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
     if not rows:
         return
     console.print()
     _line(console, f"{title} ({len(rows)})", "bold")
+    lines: list[str] = []
     for name, text in rows:
-        _line(console, f"  {name}")
-        console.print(Padding(Text(clean(text)), (0, 0, 0, 4)))
+        lines += _wrapped(name, console.width, 2)
+        lines += _wrapped(text, console.width, 4)
+    _block(console, lines)
+
+
+def _wrapped(text: str, width: int, indent: int) -> list[str]:
+    """Return clean lines of at most ``width`` columns; one call of rich for each is slow."""
+    space = " " * indent
+    return textwrap.wrap(
+        clean(text), width, initial_indent=space, subsequent_indent=space, break_on_hyphens=False
+    ) or [space]
+
+
+def _block(console: Console, lines: Sequence[str]) -> None:
+    from rich.text import Text
+
+    console.print(Text("\n".join(lines)))
 
 
 def _cosmetic(change: ConfigChange) -> tuple[str, str]:

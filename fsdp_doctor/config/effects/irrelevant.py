@@ -6,41 +6,47 @@ evaluation, saving, the launcher's addresses.
 
 from __future__ import annotations
 
-import re
-
-_LEAVES = re.compile(
-    r"""(?x)
-    (lr|learning_rate|min_lr|.*_lr|lr_.*|cosine_.*|.*warmup.*|.*decay_steps|.*decay_iters|t_max
-    |alpha_f|beta_?\d|betas|adam_beta\d|(adam_)?eps(ilon)?|weight_decay|momentum|label_smoothing.*)
-    |(steps|max_steps|train_iters|num_steps|.*epochs?|max_duration|total_.*steps?|max_samples
-    |eval_interval|max_tokens|train_steps|limit_.*_batches)
-    |(.*seed|name|.*_name|description|comment|comments|notes?|tags|group|project|entity|run|id
-    |version_info|author|title|.*_url|.*_folder|.*_dir|.*_dirs|.*_path|.*_paths|path|.*_file
-    |.*_files|assets|dir|folder|.*_folder_name|filename.*|max_filename)
-    |(log.*|.*_logging|logging_.*|report_to|.*_log|print_.*|verbose|verbosity|progress_bar
-    |wandb.*|trackio.*|mlflow.*|tensorboard.*|enable_tensorboard|console_.*|steps_per_print
-    |wall_clock_breakdown|disable_tqdm|plot_loss|track_.*|log_freq|enable_wandb|save_tb_folder)
-    |(eval_.*|evals_.*|val_.*|.*_eval|do_eval|do_train|do_predict|evaluation.*|evaluators?
-    |per_device_eval.*|device_eval.*|run_val_.*|batch_size_val|early_stopping.*|load_best.*
-    |metric_for_best.*|greater_is_better|test_.*|icl_.*)
-    |(save|save_.*|saves_.*|.*_save|overwrite.*|resume.*|load|load_path|push_to_hub|hub_.*
-    |keep_last.*|checkpoint_factor|export_dtype|interval|keep_latest.*|restore_.*)
-    |(main_process_.*|machine_rank|rdzv_.*|same_network|main_training_function|debug|local_rank
-    |compute_environment|downcast_bf16|tpu_.*|use_cpu|enable_cpu_affinity|master_.*|hostfile
-    |ddp_timeout|.*timeout.*|trust_remote_code|chat_template|template|eot_tokens)
-    |(loss_scale.*|initial_scale_power|hysteresis|min_loss_scale|zero_allow_untested_optimizer)
+_NAME_TEXT = """
+    adam_beta1 adam_beta2 adam_epsilon alpha_f assets author beta1 beta2 betas chat_template comment
+    comments compute_environment ddp_timeout debug description dir disable_tqdm do_eval do_predict
+    do_train downcast_bf16 enable_cpu_affinity enable_tensorboard enable_wandb entity eot_tokens eps
+    epsilon eval_interval evaluators export_dtype folder greater_is_better group hostfile hysteresis
+    id initial_scale_power interval label_smoothing label_smoothing_factor learning_rate
+    load load_path local_rank lr machine_rank main_training_function max_duration max_filename
+    max_samples max_steps max_tokens metric_for_best_model min_loss_scale min_lr note
+    notes num_steps path plot_loss progress_bar project push_to_hub report_to run run_name
+    job_name experiment_name exp_name project_name same_network save seed steps steps_per_print t_max tags template title total_num_steps train_iters train_steps
+    trust_remote_code use_cpu verbose verbosity wall_clock_breakdown weight_decay
+    zero_allow_untested_optimizer checkpoint_factor batch_size_val log_freq save_tb_folder
     """
-)
-_SECTIONS = re.compile(
-    r"(.*\.)?(lr_scheduler|scheduler|logger|loggers|metric_logger|wandb|tracker|evaluators?|eval"
-    r"|eval_loader|validation|checkpointer|special_tokens|job|monitor_config|tensorboard|logging"
-    r"|callbacks|tokenizer|dataset_val|exp_manager|metrics|init|log|ckpt_paths)\..*"
-)
+_BEGIN = (
+    "_", "console_", "cosine_", "device_eval", "early_stopping", "eval_", "evals_", "evaluation",
+    "hub_", "icl_", "keep_last", "keep_latest", "load_best", "log_", "logging", "loss_scale", "lr_",
+    "main_process_", "master_", "mlflow", "overwrite", "per_device_eval", "print_", "rdzv_",
+    "restore_", "resume", "run_val_", "save_", "saves_", "tensorboard", "test_", "tpu_", "track_",
+    "trackio", "val_", "wandb",
+)  # fmt: skip
+_END = (
+    "_assets", "_decay_iters", "_decay_steps", "_dir", "_dirs", "_epochs", "_eval", "_file",
+    "_files", "_folder", "_log", "_logging", "_lr", "_path", "_paths", "_save", "_seed",
+    "_timeout", "_url", "_warmup", "epochs", "warmup", "warmup_steps", "warmup_ratio", "_batches",
+)  # fmt: skip
+_SECTION_TEXT = """
+    callbacks checkpointer ckpt_paths dataset_val eval eval_loader evaluator evaluators exp_manager
+    init job log logger loggers logging lr_scheduler metric_logger metrics monitor_config scheduler
+    special_tokens tensorboard tokenizer tracker validation wandb
+    """
+_MODEL = frozenset({"model_name_or_path", "pretrained_model_name_or_path", "model_path"})
+"""Paths that name a model: another one is a change."""
+_NAMES = frozenset(_NAME_TEXT.split())
+_SECTIONS = frozenset(_SECTION_TEXT.split())
 
 
 def is_irrelevant(key: str) -> bool:
     """Return whether a native key is one of those."""
-    leaf = key.rpartition(".")[2]
-    if key.startswith(("env.", "packages.")):
+    *sections, leaf = key.split(".")
+    if sections[:1] in (["env"], ["packages"]) or leaf in _MODEL:
         return False
-    return leaf.startswith("_") or bool(_LEAVES.fullmatch(leaf) or _SECTIONS.fullmatch(key))
+    if leaf in _NAMES or leaf.startswith(_BEGIN) or leaf.endswith(_END):
+        return True
+    return not _SECTIONS.isdisjoint(sections)

@@ -54,6 +54,7 @@ def resolve(native: NativeConfig, version: str | None) -> EffectiveConfig:
     draft.take("compile.enabled", "torch_compile", False, as_bool)
     for key, name in (("batch.packing", "sample_packing"), ("kernels.use_kernels", "use_kernels")):
         draft.take(key, name, False, as_bool)
+    draft.take("model.name", "base_model")
     draft.take("batch.pad_to_sequence_len", "pad_to_sequence_len", None, as_bool)
     prefix = deepspeed_prefix(draft, "deepspeed.")
     if draft.has("deepspeed") or draft.section(prefix):

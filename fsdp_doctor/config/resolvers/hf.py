@@ -62,6 +62,8 @@ def trainer(draft: Draft, version: str | None) -> None:
     if draft.values["sharding.impl"].value != "ddp":
         draft.drop(_DDP, "read with DistributedDataParallel only")
     draft.take("compile.enabled", "torch_compile", False, as_bool)
+    if draft.has("model_name_or_path"):
+        draft.take("model.name", "model_name_or_path")
 
 
 def recompute(draft: Draft) -> None:

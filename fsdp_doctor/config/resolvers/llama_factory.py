@@ -39,6 +39,7 @@ def resolve(native: NativeConfig, version: str | None) -> EffectiveConfig:
 
 def _first(draft: Draft) -> None:
     """Set the fields of v1."""
+    draft.take("model.name", "model")
     name = str(draft.raw(f"{_BLOCK}name", default="ddp")).lower()
     draft.take("batch.micro", "micro_batch_size", 1, as_int)
     draft.take("batch.seq_len", "cutoff_len", None, as_int)
