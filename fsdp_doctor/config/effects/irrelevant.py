@@ -15,7 +15,8 @@ _NAME_TEXT = """
     load load_path local_rank lr machine_rank main_training_function max_duration max_filename
     max_samples max_steps max_tokens metric_for_best_model min_loss_scale min_lr note
     notes num_steps path plot_loss progress_bar project push_to_hub report_to run run_name
-    job_name experiment_name exp_name project_name same_network save seed steps steps_per_print t_max tags template title total_num_steps train_iters train_steps
+    job_name experiment_name exp_name project_name same_network save
+    seed steps steps_per_print t_max tags template title total_num_steps train_iters train_steps
     trust_remote_code use_cpu verbose verbosity wall_clock_breakdown weight_decay
     zero_allow_untested_optimizer checkpoint_factor batch_size_val log_freq save_tb_folder
     """
