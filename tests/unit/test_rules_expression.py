@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdp_doctor.config.rules.absence import absent_names
 from fsdp_doctor.config.rules.evaluate import Unknown, equal, evaluate, truth
 from fsdp_doctor.config.rules.expression import ExpressionError, names_of, parse
 from fsdp_doctor.config.version_range import parse_range
@@ -157,6 +158,21 @@ def test_names_in_order() -> None:
     """The keys of a condition are found, those of functions on packages are not."""
     node = parse("b > 1 and (set(a) or version('torch', '<2')) and any_key('x.*') and b in [c]")
     assert list(names_of(node)) == ["b", "a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a and set(b) or c > 1 or 'x' in d", ""),
+        ("not a and unset(b) and c != 1 and not set(d)", "a b c d"),
+        ("not (a == 1 or b in [1] or written(c))", "a b c"),
+        ("a == null or count(b) == 0 or c == 1", "a b"),
+        ("not (not a) and not (b != 1)", ""),
+    ],
+)
+def test_keys_that_a_condition_holds_without(text: str, names: str) -> None:
+    """Only keys whose absence can be what is wrong are found."""
+    assert sorted(set(absent_names(parse(text)))) == names.split()
 
 
 def test_definitions_stand_for_their_conditions() -> None:

@@ -123,7 +123,7 @@ def _asked_for(need: str) -> str:
 
 
 def _violation(rule: Rule, view: View) -> Violation:
-    names = [*rule.fields, *(name for name in rule.indirect if view.is_written(name))]
+    names = _spoken_of(rule, view)
     keys = {name: _key(name, view) for name in names}
     values = {keys[name]: redact(_plain(view.value(name)), keys[name]) for name in names}
     shown = {
@@ -143,6 +143,17 @@ def _violation(rule: Rule, view: View) -> Violation:
         file=place.file if place else None,
         line=place.line if place else None,
     )
+
+
+def _spoken_of(rule: Rule, view: View) -> list[str]:
+    """Return the names that a violation is about: written, with a default, or wrongly absent."""
+    spoken = [
+        name
+        for name in rule.fields
+        if name in rule.needed or view.is_written(name) or view.value(name) is not None
+    ]
+    found = spoken or list(rule.fields)
+    return [*found, *(name for name in rule.indirect if view.is_written(name))]
 
 
 def _versions(rule: Rule, framework: str) -> str:

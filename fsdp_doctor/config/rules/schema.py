@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
+from fsdp_doctor.config.rules.absence import absent_names
 from fsdp_doctor.config.rules.expression import ExpressionError, Node, names_of, parse
 from fsdp_doctor.config.version_range import VersionRange, parse_range
 
@@ -72,6 +73,8 @@ class Rule:
     """The keys it speaks of; those that only its definitions name follow when they are written."""
     indirect: tuple[str, ...]
     """Keys that only a definition names."""
+    needed: frozenset[str]
+    """Keys whose absence can be what is wrong; others are not reported when they are absent."""
     package: str | None
     """Whose version ``versions`` means; None: the framework's own."""
     versions: VersionRange
@@ -263,6 +266,7 @@ def _rule(
         source=rule.source,
         fields=tuple(dict.fromkeys(fields)),
         indirect=tuple(dict.fromkeys(name for name in everything if name not in fields)),
+        needed=frozenset(absent_names(when)),
         package=text.package,
         versions=_range("" if isinstance(rule.versions, dict) else rule.versions, where),
         by_framework={name: _range(versions, where) for name, versions in ranges.items()},
