@@ -20,7 +20,7 @@ from fsdp_doctor.attribution.compare import compare_runs
 from fsdp_doctor.config.spec import WrittenSpec, load_spec
 from fsdp_doctor.model.comparison import Comparison, Metric
 from fsdp_doctor.model.run import Run
-from fsdp_doctor.profiler.launch import LaunchOptions, profile_many
+from fsdp_doctor.profiler.launch import Launcher, LaunchOptions
 
 
 def main() -> int:
@@ -41,54 +41,37 @@ def main() -> int:
     sides = {"a": spec, "again": spec, "double": doubled}
     identical: Counter[str] = Counter()
     found = memory_same = 0
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = []
+    options = LaunchOptions(one_rank_of=chosen.one_rank_of, observe=not chosen.one_rank_of)
+    with tempfile.TemporaryDirectory() as folder, Launcher() as launcher:
         for repeat in range(chosen.repeats):
-            for launch in range(chosen.launches):
-                order = list(sides) if launch % 2 == 0 else list(reversed(sides))
-                jobs += [
-                    (
-                        WrittenSpec(spec=sides[s], written={}),
-                        Path(folder) / f"{repeat}-{s}-{launch}",
-                    )
-                    for s in order
-                ]
-        options = LaunchOptions(one_rank_of=chosen.one_rank_of, observe=not chosen.one_rank_of)
-        runs = profile_many(jobs, options, lambda _text: None)
-        done = {
-            run.directory.name: run
-            for run in runs
-            if run.directory is not None and run.manifest.status == "completed"
-        }
-        repeats = 0
-        for repeat in range(chosen.repeats):
-            names = [f"{repeat}-{s}-{n}" for s in sides for n in range(chosen.launches)]
-            if not all(name in done for name in names):
-                continue  # stopped before this repetition was whole
-            repeats += 1
-
-            def side(name: str, repeat: int = repeat) -> list[Run]:
-                return [done[f"{repeat}-{name}-{n}"] for n in range(chosen.launches)]
-
-            same = compare_runs(side("a"), side("again"))
-            more = compare_runs(side("a"), side("double"))
+            runs: dict[str, list[Run]] = {name: [] for name in sides}
+            for number in range(chosen.launches):
+                for name in list(sides) if number % 2 == 0 else list(reversed(sides)):
+                    directory = Path(folder) / f"{repeat}-{name}-{number}"
+                    written = WrittenSpec(spec=sides[name], written={})
+                    run = launcher.run(written, directory, options, lambda _text: None)
+                    if run.manifest.status != "completed":
+                        sys.exit(f"{directory}: {run.manifest.failure}")
+                    runs[name].append(run)
+            same = compare_runs(runs["a"], runs["again"])
+            more = compare_runs(runs["a"], runs["double"])
             verdict = step_time(same).verdict
             identical[verdict] += 1
             found += step_time(more).verdict == "worse"
-            memory_same += all(
-                m.verdict == "same" for m in same.metrics if m.name == "peak_allocated_bytes"
-            )
+            peaks = [m for m in same.metrics if m.name == "peak_allocated_bytes"]
+            memory_same += bool(peaks) and all(m.verdict == "same" for m in peaks)
             print(
                 f"repeat {repeat}: A/A {verdict} ({_percent(step_time(same))}), "
-                f"A/2A {step_time(more).verdict} ({_percent(step_time(more))})"
+                f"A/2A {step_time(more).verdict} ({_percent(step_time(more))})",
+                flush=True,
             )
     false = identical["worse"] + identical["better"]
     print(
         f"identical: {false} false verdicts, {identical['same']} firm `same`, "
-        f"{identical['unclear']} unclear of {repeats}; memory same in {memory_same}; "
-        f"doubled work found in {found} of {repeats}"
+        f"{identical['unclear']} unclear of {chosen.repeats}; memory same in {memory_same}; "
+        f"doubled work found in {found} of {chosen.repeats}"
     )
-    return 1 if false or found < repeats or not repeats else 0
+    return 1 if false or found < chosen.repeats else 0
 
 
 def step_time(comparison: Comparison) -> Metric:

@@ -18,7 +18,7 @@ from pathlib import Path
 from scipy import stats
 
 from fsdp_doctor.config.spec import WrittenSpec, load_spec
-from fsdp_doctor.profiler.launch import LaunchOptions, profile_many
+from fsdp_doctor.profiler.launch import Launcher, LaunchOptions
 from fsdp_doctor.runs.reader import read_records
 
 
@@ -34,26 +34,26 @@ def main() -> int:
     spec = replace(
         spec, steps=replace(spec.steps, timed=chosen.timed, warmup=6, kernel_profile=False)
     )
-    step_s: dict[bool, list[float]] = {True: [], False: []}
-    with tempfile.TemporaryDirectory() as folder:
+    written = WrittenSpec(spec=spec, written={})
+    ratios: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, Launcher() as launcher:
         for pair in range(chosen.pairs):
+            step_s: dict[bool, float] = {}
             for record in (True, False) if pair % 2 == 0 else (False, True):
                 directory = Path(folder) / f"{pair}-{record}"
                 options = LaunchOptions(
                     one_rank_of=chosen.one_rank_of, record=record, observe=False
                 )
-                run = profile_many(
-                    [(WrittenSpec(spec=spec, written={}), directory)], options, lambda _text: None
-                )[0]
+                run = launcher.run(written, directory, options, lambda _text: None)
                 if run.manifest.status != "completed":
                     sys.exit(f"{directory}: {run.manifest.failure}")
-                step_s[record].append(_slowest_step_s(directory, run.manifest.ranks))
-    ratios = [a / b - 1 for a, b in zip(step_s[True], step_s[False], strict=True)]
-    for number, ratio in enumerate(ratios):
-        print(
-            f"pair {number}: with {step_s[True][number] * 1e3:.3f} ms, "
-            f"without {step_s[False][number] * 1e3:.3f} ms, {ratio * 100:+.2f} %"
-        )
+                step_s[record] = _slowest_step_s(directory, run.manifest.ranks)
+            ratios.append(step_s[True] / step_s[False] - 1)
+            print(
+                f"pair {pair}: with {step_s[True] * 1e3:.3f} ms, "
+                f"without {step_s[False] * 1e3:.3f} ms, {ratios[-1] * 100:+.2f} %",
+                flush=True,
+            )
     half = stats.sem(ratios) * stats.t.ppf(0.975, len(ratios) - 1) if len(ratios) > 1 else 0
     mean = statistics.fmean(ratios)
     print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 import traceback
@@ -14,6 +15,7 @@ from fsdp_doctor.redact import redact_text, short_path
 _REQUESTED = re.compile(r"Tried to allocate ([\d.]+) ?(GiB|MiB|KiB|bytes|B)")
 _FACTORS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1, "B": 1}
 _LONGEST_MESSAGE = 4000
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def describe_failure(error: BaseException, step: int, phase: str) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def describe_failure(error: BaseException, step: int, phase: str) -> dict[str, A
     requested = _REQUESTED.search(text)
     out_of_memory = isinstance(error, torch.OutOfMemoryError)
     return {
-        "kind": "device_oom" if out_of_memory else "exception",
+        "kind": _kind(error),
         "message": text,
         "step": step,
         "phase": phase,
@@ -32,6 +34,14 @@ def describe_failure(error: BaseException, step: int, phase: str) -> dict[str, A
         else None,
         "time": time.time(),
     }
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "device_oom"
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        return "no_space"
+    return "exception"
 
 
 def _frames(error: BaseException) -> list[str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 from fsdp_doctor import __version__
 from fsdp_doctor.config.resolvers.torch import resolve_spec
@@ -112,20 +113,42 @@ def profile_many(
     for spec, directory in jobs:
         _check(spec, directory, options)
     runs: list[Run] = []
-    with _terminable(), ForkServer() as server:
+    with Launcher() as launcher:
         for number, (spec, directory) in enumerate(jobs, 1):
             label = f"[{number}/{len(jobs)}] {'/'.join(directory.parts[-2:])}"
-            plan = _prepare(spec, directory, options)
 
             def tell(text: str, label: str = label) -> None:
                 progress(f"{label}: {text}")
 
-            launch = server.start(directory / PLAN_NAME)
-            outcome = supervise(launch, directory, plan.ranks, options.phase_limit_s, tell)
-            runs.append(_settle(plan, directory, outcome, options.phase_limit_s))
-            if outcome.interrupted:
+            runs.append(launcher.run(spec, directory, options, tell))
+            if runs[-1].manifest.status == "interrupted":
                 break
     return runs
+
+
+class Launcher:
+    """Runs launches one after another on this host; torch is imported once, by a process apart."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(_terminable())
+        self._server = self._stack.enter_context(ForkServer())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def run(
+        self, spec: WrittenSpec, directory: Path, options: LaunchOptions, progress: Progress
+    ) -> Run:
+        """Run ``spec`` once, in fresh processes, and return the recorded run."""
+        _check(spec, directory, options)
+        plan = _prepare(spec, directory, options)
+        launch = self._server.start(directory / PLAN_NAME)
+        outcome = supervise(launch, directory, plan.ranks, options.phase_limit_s, progress)
+        return _settle(plan, directory, outcome, options.phase_limit_s)
 
 
 @contextmanager

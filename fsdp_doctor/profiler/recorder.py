@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from fsdp_doctor.model.memory import MemoryCounters, Phase
+from fsdp_doctor.model.run import Failure
 from fsdp_doctor.profiler.clock import StepTimes, TimeKeeper
 from fsdp_doctor.profiler.counters import host_rss_bytes, make_counters
 from fsdp_doctor.profiler.failures import describe_failure
@@ -96,6 +97,12 @@ class Recorder:
         self._writer.write("end", {"time": time.time()})
         self._writer.close()
         self._heartbeat.close()
+
+    def describe(self, error: BaseException) -> Failure:
+        """Return ``error`` as this rank's failure, at the step and phase it is in."""
+        described = describe_failure(error, self._step, self._current.value)
+        described.pop("time")
+        return msgspec.convert({**described, "rank": self.rank}, Failure)
 
     def fail(self, error: BaseException) -> None:
         """Write the failure record, and what filled the memory if that was still being observed."""

@@ -17,12 +17,12 @@ The profiler's own worker writes through the same ``Recorder``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -30,10 +30,11 @@ from torch import nn
 
 from fsdp_doctor import __version__
 from fsdp_doctor.errors import InputError
-from fsdp_doctor.model.run import RunManifest
+from fsdp_doctor.model.run import Failure, RunManifest
 from fsdp_doctor.profiler.environment import collect_environment
 from fsdp_doctor.profiler.observe import make_observer
 from fsdp_doctor.profiler.recorder import Recorder
+from fsdp_doctor.runs.verdict import first_failure
 from fsdp_doctor.runs.writer import SCHEMA, write_manifest
 
 
@@ -52,13 +53,24 @@ class Recording:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        status: Literal["completed", "failed"] = "completed" if error is None else "failed"
+        failure = None
         if error is None:
             self._recorder.close()
         else:
-            self._recorder.fail(error)
+            failure = self._write_down(error)
         if self._manifest is not None:
-            write_manifest(self._recorder.directory, replace(self._manifest, status=status))
+            manifest = replace(
+                self._manifest, status="failed" if failure else "completed", failure=failure
+            )
+            write_manifest(self._recorder.directory, manifest)
+
+    def _write_down(self, error: BaseException) -> Failure:
+        """Record the exception; return the first failure of all ranks that is known by now."""
+        described = self._recorder.describe(error)
+        with contextlib.suppress(OSError):  # the disk may be full: run.json still tells
+            self._recorder.fail(error)
+        ranks = self._manifest.ranks if self._manifest else (self._recorder.rank,)
+        return first_failure(self._recorder.directory, ranks) or described
 
 
 def record(
