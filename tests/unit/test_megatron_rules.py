@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from megatron_cases import changed, compare, effective, fixture, inert
 
+from fsdp_doctor.config.diff import diff_configs
 from fsdp_doctor.config.loaders import megatron_args, megatron_shell
+from fsdp_doctor.config.loaders.megatron_flags import flag_table, parse_version
 from fsdp_doctor.config.megatron_sizes import model_sizes_from_megatron
 from fsdp_doctor.model.config import EffectiveConfig
 
@@ -24,7 +26,9 @@ def values(config: EffectiveConfig, *keys: str) -> tuple[object, ...]:
 
 def dump(**arguments: object) -> str:
     """Return an argument dump."""
-    lines = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in arguments.items()]
+    lines = [
+        f"  {name} {'.' * max(1, 48 - len(name))} {value}" for name, value in arguments.items()
+    ]
     return "\n".join(["---- arguments ----", *lines, "---- end of arguments ----", ""])
 
 
@@ -220,3 +224,39 @@ def test_model_sizes_of_a_known_shape() -> None:
 def test_sizes_need_a_vocabulary() -> None:
     """Without a vocabulary nothing is guessed."""
     assert model_sizes_from_megatron(resolved("").fields) is None
+
+
+def whole_dump(version: str) -> str:
+    """Return the dump of a job that leaves every argument of a version at its default."""
+    numbers = parse_version(version)
+    known = {name: flag for name, flag in flag_table().items() if flag.known(numbers)}
+    return dump(**{name: flag.default(numbers) for name, flag in known.items()})
+
+
+def test_two_versions_of_one_job() -> None:
+    """Whole dumps of two versions tell both, and what is new there only looks changed."""
+    diff = compare(megatron_args, whole_dump("0.17.0"), whole_dump("0.18.0"))
+    assert (diff.a.version, diff.b.version) == ("0.17.0", "0.18.0")
+    assert changed(diff) == {}
+    cosmetic = {change.key for change in diff.cosmetic}
+    assert "moe_paged_stash_page_size" in cosmetic
+    unknown = {change.key for change in diff.unknown}
+    assert unknown == {"enable_msc", "inference_grouped_gemm_backend", "moe_hybridep_num_sms"}
+
+
+def test_a_script_against_its_dump() -> None:
+    """A command line and the dump of the job that it starts differ in nothing."""
+    flags = "--micro-batch-size 2 --global-batch-size 16 --num-attention-heads 4 --vocab-size 32000"
+    numbers = parse_version("0.18.0")
+    known = {name: flag for name, flag in flag_table().items() if flag.known(numbers)}
+    arguments = {name: flag.default(numbers) for name, flag in known.items()}
+    arguments |= {"num_layers": 4, "hidden_size": 256, "bf16": True, "num_attention_heads": 4}
+    arguments |= {"micro_batch_size": 2, "global_batch_size": 16, "vocab_size": 32000}
+    arguments |= {"accumulate_allreduce_grads_in_fp32": True, "ffn_hidden_size": 1024}
+    arguments |= {"kv_channels": 64, "world_size": 8, "align_param_gather": False}
+    arguments |= {"overlap_p2p_comm": False, "padded_vocab_size": 32000, "rank": 0}
+    a = effective(megatron_shell, f"{BASE} {flags}", "0.18.0")
+    b = effective(megatron_args, dump(**arguments))
+    diff = diff_configs(a, b)
+    assert changed(diff) == {}
+    assert not diff.unknown

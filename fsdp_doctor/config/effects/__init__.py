@@ -63,7 +63,14 @@ def has_no_effect(change: ConfigChange, context: EffectContext) -> bool:
         return is_megatron(context) or not sgd_decay_changes(change, context)
     if change.key in _RULES or change.key in _MEGATRON:
         return False
-    return change.key in NO_EFFECT or without_effect(change.key) or is_irrelevant(change.key)
+    known = change.key in NO_EFFECT or without_effect(change.key) or is_irrelevant(change.key)
+    return known or _is_new_default(change)
+
+
+def _is_new_default(change: ConfigChange) -> bool:
+    """Return whether one version lacks a setting that the other leaves at its default."""
+    alone = not change.a.native or not change.b.native
+    return alone and change.a.source == change.b.source == "default"
 
 
 def effects_of(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:

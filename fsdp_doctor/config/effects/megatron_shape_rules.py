@@ -183,8 +183,7 @@ RULES: dict[str, EffectRule] = {
             formed=False,
         )
     ),
-    "deterministic_mode": rule(scratch("either", "other kernels", _ENV)),
-    "model.deterministic_mode": rule(scratch("either", "other kernels", _ENV)),
+    "megatron.deterministic": rule(scratch("either", "other kernels", _ENV)),
     "env.NVTE_ALLOW_NONDETERMINISTIC_ALGO": rule(scratch("either", "other kernels", _ENV)),
     "env.cuda_device_max_connections": rule(
         Says(
@@ -195,8 +194,6 @@ RULES: dict[str, EffectRule] = {
             formed=False,
         )
     ),
-    "cp_comm_type": rule(buffers("either", "keys and values are exchanged otherwise", CORE)),
-    "hierarchical_context_parallel_sizes": rule(
-        buffers("either", "keys and values are exchanged otherwise", CORE)
-    ),
+    "comm.cp_type": rule(buffers("either", "keys and values are exchanged otherwise", CORE)),
+    "comm.cp_hierarchy": rule(buffers("either", "keys and values are exchanged otherwise", CORE)),
 }

@@ -126,7 +126,9 @@ TIMES: dict[str, TimeRule] = {
     ),
     "loss.cross_entropy_fusion": _rule(switched_off, "fewer passes over the logits"),
     "model.implementation": _rule("either", "other kernels"),
-    "deterministic_mode": _rule(switched_on, "kernels with a fixed order of sums"),
+    "comm.cp_type": _rule("either", "keys and values are exchanged otherwise"),
+    "comm.cp_hierarchy": _rule("either", "keys and values are exchanged otherwise"),
+    "megatron.deterministic": _rule(switched_on, "kernels with a fixed order of sums"),
     "env.NVTE_ALLOW_NONDETERMINISTIC_ALGO": _rule("either", "kernels with a fixed order of sums"),
     "env.cuda_device_max_connections": _rule(
         "either", "1 orders kernels for tensor parallelism; FSDP wants more, to overlap"

@@ -93,7 +93,7 @@ def model_fields(settings: Settings) -> None:
     settings.take("model.layers", layers)
     settings.take("model.hidden", "hidden_size")
     settings.take("model.heads", "num_attention_heads")
-    settings.take("model.kv_channels", "kv_channels")
+    _head_width(settings, heads)
     grouped = settings.on("group_query_attention") or settings.native.framework != "megatron-lm"
     groups = settings.number("num_query_groups") if grouped else None
     settings.take(
@@ -128,6 +128,15 @@ def model_fields(settings: Settings) -> None:
                 settings.inert(key, "no experts: num_experts is not set")
 
 
+def _head_width(settings: Settings, heads: int | None) -> None:
+    hidden = settings.number("hidden_size")
+    if settings.get("kv_channels") is not None or not hidden or not heads:
+        settings.take("model.kv_channels", "kv_channels")
+        return
+    natives = ("kv_channels", "hidden_size", "num_attention_heads")
+    settings.derive("model.kv_channels", hidden // heads, natives, "not set: hidden / heads")
+
+
 def _feed_forward(settings: Settings) -> None:
     gated = settings.on("swiglu")
     settings.take("model.gated", "swiglu", gated)
@@ -148,7 +157,7 @@ def _vocabulary(settings: Settings) -> None:
     words = settings.number("vocab_size")
     tokenizer = settings.get("tokenizer_type")
     if padded is not None:
-        settings.take("model.vocab", "padded_vocab_size")
+        settings.take("model.vocab", "padded_vocab_size", also=("vocab_size",))
     elif words is not None or tokenizer != "GPT2BPETokenizer":
         settings.take("model.vocab", "vocab_size")
     else:
@@ -172,6 +181,9 @@ def other_fields(settings: Settings) -> None:
         settings.on("gradient_accumulation_fusion"),
     )
     settings.take("megatron.manual_gc", "manual_gc", settings.on("manual_gc"))
+    settings.take("megatron.deterministic", "deterministic_mode", settings.on("deterministic_mode"))
+    settings.take("comm.cp_type", "cp_comm_type")
+    settings.take("comm.cp_hierarchy", "hierarchical_context_parallel_sizes")
     settings.take("memory.empty_cache_level", "empty_unused_memory_level")
     settings.take("checks.nan_in_grad", "check_for_nan_in_loss_and_grad")
     graphs: Any = settings.get("cuda_graph_impl")
