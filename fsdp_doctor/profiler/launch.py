@@ -83,7 +83,8 @@ def profile(spec: WrittenSpec, directory: Path, options: LaunchOptions, progress
             _check(spec, directory, options)
             _prepare(spec, directory, options)
         except BaseException:
-            (directory / _CLAIM_NAME).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (directory / _CLAIM_NAME).unlink()
             raise
     else:
         _check_devices(spec.spec, options)
