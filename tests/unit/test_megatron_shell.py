@@ -68,6 +68,8 @@ def test_what_needs_running_is_told_with_its_place() -> None:
         ("X=a\nif [[ $X == b ]]; then c 1; elif [[ -n $X ]]; then c 2; fi", ("c", "2")),
         ('[ -z "" ] && X=1\nc $X', ("c", "1")),
         ("[ a = b ] || c shown", ("c", "shown")),
+        ("N=4\nc $((N * (2 + 1))) $(($N/3-5)) $((${N}%3)) $((-N))", ("c", "12", "-4", "1", "-4")),
+        ("c $((N+1)) $((1/0)) $((2**3))", ("c", "$((N+1))", "$((1/0))", "$((2**3))")),
         ("bash -c 'c inner'", ("c", "inner")),
         ("CMD='c --x 1'\neval \"$CMD --y\"", ("c", "--x", "1", "--y")),
         ("c --seed 5 2>&1 >out.log | tee x", ("tee", "x")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fsdp_doctor.config.loaders.shell_arithmetic import arithmetic
 from fsdp_doctor.config.loaders.shell_words import Part, Word, word_of
 from fsdp_doctor.errors import InputError
 
@@ -61,6 +62,9 @@ class Expander:
         if part.kind == "text":
             return [(part.text, line)]
         if part.kind == "unknown":
+            number = self._arithmetic(part.text)
+            if number is not None:
+                return [(str(number), line)]
             return [(self._kept(part.text, line, report=report), line)]
         if part.kind == "array":
             if part.text in self.arrays:
@@ -72,6 +76,11 @@ class Expander:
                 return []  # further arguments of the script: none are known
         value = self._variable(part, line, report=report)
         return [(value, line)] if part.quoted else [(text, line) for text in value.split()]
+
+    def _arithmetic(self, text: str) -> int | None:
+        if not (text.startswith("$((") and text.endswith("))")):
+            return None
+        return arithmetic(text[3:-2], self.variables.get)
 
     def _variable(self, part: Part, line: int, *, report: bool) -> str:
         value = self.variables.get(part.text)
