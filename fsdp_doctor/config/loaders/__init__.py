@@ -19,6 +19,7 @@ from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.config import NativeConfig
 
 MARKERS: dict[str, tuple[str, ...]] = {
+    "wandb": ("value:", '"value"', "_wandb"),
     "profile_spec": ("config:", "workload:", "world_size:"),
     "accelerate": ("distributed_type", "compute_environment"),
     "deepspeed": ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
@@ -34,7 +35,6 @@ MARKERS: dict[str, tuple[str, ...]] = {
     "prime_rl": ("[model]", "[data]", "[trainer", "[orchestrator", "[ckpt]", "[model."),
     "gpt_neox": ("pipe_parallel_size", "pipe-parallel-size", "train_iters", "train-iters"),
     "levanter": ("per_device_parallelism", "fsdp_axis", "axis_resources"),
-    "wandb": ("value:", '"value"', "_wandb"),
     "env_file": ("=",),
     "megatron_args": ("--micro-batch-size", "--tensor-model-parallel-size", "pretrain_gpt"),
     "megatron_dump": ("- end of arguments -", "- arguments -"),
@@ -102,7 +102,8 @@ def formats() -> dict[str, str]:
     found = {}
     for name in (*_names(), _FALLBACK):
         module = _module(name)
-        found[module.FORMAT] = name
+        if hasattr(module, "FORMAT"):
+            found[module.FORMAT] = name
     return found
 
 
@@ -138,7 +139,7 @@ def _by_format(fmt: str) -> Loader:
         module = _module(wanted)
         if hasattr(module, "FORMAT"):
             return cast("Loader", module)
-    known = {name: module for name, module in formats().items() if hasattr(_module(module), "load")}
+    known = formats()
     if fmt in known:
         return cast("Loader", _module(known[fmt]))
     raise InputError(f"unknown format {fmt!r}", hint=f"one of: {', '.join(sorted(known))}")

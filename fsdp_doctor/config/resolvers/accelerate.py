@@ -28,6 +28,7 @@ _DEEPSPEED_KEYS = {
     "gradient_clipping": "gradient_clipping",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "zero3_save_16bit_model",
 }
+_ZERO = ("deepspeed_config.zero_stage", "deepspeed:zero_optimization.stage")
 PART = "deepspeed:"
 """Before the keys of a DeepSpeed JSON given beside another config."""
 
@@ -39,6 +40,7 @@ def resolve(native: NativeConfig, version: str | None) -> EffectiveConfig:
     kind = str(draft.raw("distributed_type", default="NO")).upper()
     size = as_int(draft.raw("num_processes"))
     draft.take("world.size", "num_processes", None, as_int)
+    draft.take("world.nodes", "num_machines", 1, as_int)
     world = World(size=size, nodes=as_int(draft.raw("num_machines")), natives=("num_processes",))
     if kind == "FSDP":
         _fsdp(draft, version, world)
@@ -182,5 +184,7 @@ def _deepspeed(draft: Draft) -> None:
         hidden=as_int(draft.raw(HIDDEN)),
         reason="distributed_type: DEEPSPEED",
     )
-    draft.claim("distributed_type", "mixed_precision")
     deepspeed.apply(draft, deepspeed_version(draft), launcher)
+    names = ("mixed_precision", f"{PART}bf16.enabled", f"{PART}fp16.enabled")
+    draft.put("precision.compute", draft.values["precision.compute"].value, names)
+    draft.put("sharding.impl", "deepspeed", ("distributed_type", *_ZERO), launcher.reason)

@@ -168,8 +168,11 @@ def with_deepspeed(draft: Draft, prefix: str) -> None:
     launcher = deepspeed.Launcher(
         prefix=prefix, auto=auto, hidden=as_int(draft.raw(HIDDEN)), reason="deepspeed is given"
     )
-    draft.claim("deepspeed", "bf16", "fp16")
     deepspeed.apply(draft, deepspeed_version(draft), launcher)
+    names = ("bf16", "fp16", f"{prefix}bf16.enabled", f"{prefix}fp16.enabled")
+    draft.put("precision.compute", draft.values["precision.compute"].value, names)
+    stage = f"{prefix}zero_optimization.stage"
+    draft.put("sharding.impl", "deepspeed", ("deepspeed", stage), launcher.reason)
     for key, value in own.items():
         if draft.values[key].written in ("auto", None):
             draft.values[key] = value
