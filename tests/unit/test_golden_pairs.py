@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
-from megatron_cases import FIXTURES, SHARED, lost_keys, source
+from megatron_cases import FIXTURES, SHARED, changed, lost_keys, source
 
 from fsdp_doctor.config.diff import diff_configs
+from fsdp_doctor.config.load import load_config
 from fsdp_doctor.config.loaders import detect, megatron_recipe, nemo
 from fsdp_doctor.config.resolvers import resolve
 from fsdp_doctor.model.config import ConfigDiff, EffectiveConfig
@@ -183,3 +184,34 @@ def test_public_configs_are_read(folder: str, formats: set[str]) -> None:
         assert loader.FORMAT in formats, path.name
         native = loader.load(given)
         assert lost_keys(native, resolve(native)) == set(), path.name
+
+
+_PAIRS = {
+    "P02": (
+        "megatron-lm/gpt3_mcore_te_tp4_pp1_dist_optimizer_overlap_grad_reduce.yaml",
+        "megatron-lm/gpt3_mcore_te_tp4_pp1_dist_optimizer_overlap_grad_reduce_param_gather.yaml",
+        {"comm.overlap_param_gather": (False, True)},
+    ),
+    "P07": (
+        "megatron-lm/bigscience_n16_ds_off.log",
+        "megatron-lm/bigscience_n16_ds_on.log",
+        {
+            "sharding.impl": ("megatron_ddp", "deepspeed"),
+            "recompute.impl": ("megatron", "deepspeed"),
+        },
+    ),
+    "P12": (
+        "nemo-automodel/llama3_2_1b_hellaswag.yaml",
+        "nemo-automodel/llama3_2_1b_hellaswag_hsdp.yaml",
+        {"ckpt.format": ("safetensors", "torch_save")},
+    ),
+}
+
+
+@pytest.mark.skipif(not (SHARED / "configs").is_dir(), reason="the collection is not here")
+@pytest.mark.parametrize("name", _PAIRS)
+def test_public_pairs_differ_as_expected(name: str) -> None:
+    """Two public configs differ in exactly the fields that their authors' code says."""
+    a, b, expected = _PAIRS[name]
+    sides = [load_config(SHARED / "configs" / path).config for path in (a, b)]
+    assert changed(diff_configs(*sides)) == expected

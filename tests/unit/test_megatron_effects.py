@@ -173,3 +173,14 @@ def test_every_effect_has_a_reason_and_a_source() -> None:
     assert effects
     assert all(e.reason and e.source for e in effects)
     assert is_known("comm.double_buffer")
+
+
+def test_rotary_positions_have_no_parameters() -> None:
+    """More positions cost nothing with rotary embeddings, and weights with learned ones."""
+    positions = "--max-position-embeddings 4096", "--max-position-embeddings 8192"
+    rotary = difference(*positions)
+    assert [e for c in rotary.changed for e in c.effects] == []
+    learned = BASE.replace(" --position-embedding-type rope", "")
+    a, b = (f"{learned} {flag}" for flag in positions)
+    found = effect(compare(megatron_shell, a, b, "0.19.0"), "model.max_positions", "parameters")
+    assert found.bytes == 2 * 4096 * HIDDEN

@@ -184,3 +184,33 @@ def test_any_mapping_is_resolved_or_refused(data: dict[str, object]) -> None:
         except InputError:
             continue
         assert lost_keys(native, effective(loader, given_source)) == set()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(max_size=300)
+    | st.lists(
+        st.sampled_from(
+            [
+                "trainer:",
+                "model:",
+                "  tensor_model_parallel_size: 1",
+                "policy:",
+                "ddp:",
+                "- x",
+                "  a: [",
+                "MODEL_ARGS:",
+                "--bf16",
+                "ddp.x=1",
+                "torchrun p.py",
+                "{",
+                "!!x y",
+            ]
+        ),
+        max_size=12,
+    ).map("\n".join)
+)
+def test_detection_never_raises(text: str) -> None:
+    """Whatever a text holds, each loader says how sure it is, from 0 to 100."""
+    for loader in LOADERS:
+        assert 0 <= loader.detect(source(text, "x.yaml")) <= 100

@@ -40,6 +40,15 @@ def _tied(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
     return _ONE_MATRIX(change, context)
 
 
+_LEARNED = rule(*states(rises, "learned positions are parameters"))
+
+
+def _positions(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
+    """Rotary positions have no parameters."""
+    learned = context.either_side("model.position_embedding", "learned_absolute")
+    return _LEARNED(change, context) if learned else ()
+
+
 _BATCH_TOKENS = rule(
     activations(rises, _TOKENS),
     logits(rises, _TOKENS),
@@ -123,7 +132,7 @@ RULES: dict[str, EffectRule] = {
     ),
     "model.tied_embeddings": _tied,
     "model.gated": _SIZE_SCRATCH,
-    "model.max_positions": rule(*states(rises, "learned positions are parameters")),
+    "model.max_positions": _positions,
     "model.position_embedding": rule(
         *states("either", "learned positions are parameters, rotary ones are not"),
         scratch("either", "rotary tables and products"),
