@@ -39,6 +39,8 @@ _GOVERNORS = dict.fromkeys(
     "recompute.mode",
 )
 """Field -> field that says whether it acts."""
+_LAUNCHERS = ("megatron", "bridge")
+"""Formats that hold a job's environment beside its arguments."""
 _WRITTEN = frozenset({"file", "cli", "env"})
 
 
@@ -56,6 +58,7 @@ def diff_configs(
     pairs = [
         (key, a.fields.get(key, _ABSENT), b.fields.get(key, _ABSENT))
         for key in dict.fromkeys((*a.fields, *b.fields))
+        if _is_compared(key, a, b)
     ]
     differing = [
         ConfigChange(key=key, a=x, b=y)
@@ -98,6 +101,20 @@ def same_value(a: Any, b: Any) -> bool:
 
         return not DeepDiff(a, b, ignore_numeric_type_changes=True)
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _is_compared(key: str, a: EffectiveConfig, b: EffectiveConfig) -> bool:
+    """Return whether a key counts: variables and packages only where both sides carry some."""
+    prefix = key.partition(".")[0]
+    if prefix not in ("env", "packages"):
+        return True
+    return all(_carries(prefix, side) for side in (a, b))
+
+
+def _carries(prefix: str, side: EffectiveConfig) -> bool:
+    """Return whether a side tells about its environment; a launch script does, saying nothing."""
+    launches = prefix == "env" and side.format.startswith(_LAUNCHERS)
+    return launches or any(key.startswith(f"{prefix}.") for key in side.fields)
 
 
 def _acts(value: ConfigValue) -> bool:

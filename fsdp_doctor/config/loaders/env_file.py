@@ -22,9 +22,12 @@ def detect(source: Source) -> int:
         if not text or text.startswith("#"):
             continue
         match = _LINE.match(text)
-        if match is None and _PACKAGE.match(text) is None:
+        if _PACKAGE.match(text):
+            names.append("PACKAGE")
+        elif match is None:
             return 0
-        names.append(match[1] if match else "PACKAGE")
+        else:
+            names.append(match[1])
     capitals = sum(name.isupper() for name in names)
     return 95 if names and capitals * 2 > len(names) else 0
 
