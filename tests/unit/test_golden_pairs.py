@@ -7,8 +7,9 @@ folder beside the checkout where there is one.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,10 +18,12 @@ import yaml
 from megatron_cases import FIXTURES, SHARED, changed, lost_keys, source
 
 from fsdp_doctor.config.diff import diff_configs
+from fsdp_doctor.config.effects.megatron_memory import estimate
 from fsdp_doctor.config.load import load_config
 from fsdp_doctor.config.loaders import detect, megatron_recipe, nemo
 from fsdp_doctor.config.resolvers import resolve
-from fsdp_doctor.model.config import ConfigDiff, EffectiveConfig
+from fsdp_doctor.model.config import ConfigDiff, EffectiveConfig, NativeField
+from fsdp_doctor.model.memory import Category
 
 GOLDEN = SHARED / "golden"
 BAND = 0.02
@@ -215,3 +218,37 @@ def test_public_pairs_differ_as_expected(name: str) -> None:
     a, b, expected = _PAIRS[name]
     sides = [load_config(SHARED / "configs" / path).config for path in (a, b)]
     assert changed(diff_configs(*sides)) == expected
+
+
+_RESIDENT = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
+
+
+def ratios() -> Iterable[tuple[float, float]]:
+    """Return predicted over measured bytes, resident and peak, of dense GPT jobs on 8 A100."""
+    configs = json.loads((GOLDEN / "configs.json").read_text())
+    for row in json.loads((GOLDEN / "measured.json").read_text()):
+        arguments = (configs.get(row["case"]) or {}).get("MODEL_ARGS") or {}
+        named = row["case"].startswith("gpt/gpt3_mcore") and "a100" in row["golden"]
+        if not named or "--vocab-file" not in arguments or not row["mem"] or not row["peak"]:
+            continue
+        text = yaml.safe_dump({"MODEL_ARGS": {**arguments, "--vocab-size": 50304}})
+        native = megatron_recipe.load(source(text, "recipe.yaml"))
+        fields = {**native.fields, "world_size": NativeField(value=8)}
+        found = estimate(resolve(replace(native, fields=fields), "0.19.0").fields)
+        states = [found[category] for category in _RESIDENT]
+        if None in states:
+            continue
+        resident = sum(size or 0 for size in states)
+        forward = (found[Category.ACTIVATIONS] or 0) + (found[Category.LOGITS] or 0)
+        yield resident / row["mem"], (resident + forward) / row["peak"]
+
+
+@needs_golden
+def test_closed_forms_come_near_the_measured_bytes() -> None:
+    """Resident bytes are below the measured ones by workspaces; the peak is within a quarter."""
+    found = list(ratios())
+    resident, peak = (statistics.median(side) for side in zip(*found, strict=True))
+    print(f"{len(found)} jobs: resident {resident:.2f}, peak {peak:.2f} of measured")  # noqa: T201
+    assert len(found) > 50
+    assert 0.8 < resident < 1.0
+    assert 0.85 < peak < 1.25
