@@ -100,7 +100,7 @@ def same_value(a: Any, b: Any) -> bool:
         from deepdiff import DeepDiff
 
         return not DeepDiff(a, b, ignore_numeric_type_changes=True)
-    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+    return bool(a is b or a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _is_compared(key: str, a: EffectiveConfig, b: EffectiveConfig) -> bool:

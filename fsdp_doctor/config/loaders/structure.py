@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -64,14 +64,15 @@ def word_set(text: str) -> frozenset[str]:
 
 
 def structure_of(source: Source) -> Structure:
-    """Return the mapping that ``source`` holds. It is parsed once.
+    """Return the mapping that ``source`` holds, without secrets. It is parsed once.
 
     Raises InputError when it is none, broken, or beyond the limits.
     """
     known = source.__dict__.get(_CACHE)
     if known is None:
         try:
-            known = _parse(source)
+            parsed = _parse(source)
+            known = replace(parsed, data=redact(parsed.data))
         except InputError as error:
             known = error
         source.__dict__[_CACHE] = known
@@ -97,7 +98,7 @@ def source_of(data: dict[str, Any], source: Source, notes: tuple[str, ...] = ())
 
 
 def fields_of(structure: Structure, source: Source) -> dict[str, NativeField]:
-    """Return the leaves under dotted keys, with their lines; lists stay whole, secrets go."""
+    """Return the leaves under dotted keys, with their lines; lists stay whole."""
     found: dict[str, NativeField] = {}
     _flatten(structure.data, "", structure.lines, source.name, found)
     return found
@@ -115,8 +116,7 @@ def _flatten(
         if isinstance(value, dict) and value:
             _flatten(value, f"{path}.", lines, name, found)
         else:
-            shown = redact(value, str(key)) if isinstance(value, (str, list)) else value
-            found[path] = NativeField(value=shown, file=name, line=lines.get(path))
+            found[path] = NativeField(value=value, file=name, line=lines.get(path))
 
 
 def looks_like_toml(text: str) -> bool:
@@ -132,7 +132,7 @@ def _parse(source: Source) -> Structure:
         found = _json(source)
         if found is not None:
             return found
-    elif looks_like_toml(text):
+    elif source.path.suffix == ".toml" or looks_like_toml(text):
         table = source.toml
         if table is not None:
             _measure(table, source)
