@@ -30,12 +30,12 @@ Fields = Mapping[str, ConfigValue]
 def category_bytes(category: Category, fields: Fields, sizes: ModelSizes | None) -> int | None:
     """Return the bytes of ``category`` on one rank, or None when no formula gives them."""
     formula = _FORMULAS.get(category)
-    parameters = _parameters_of(fields, sizes)
-    if formula is None or parameters is None:
-        return None
     try:
+        parameters = _parameters_of(fields, sizes)
+        if formula is None or parameters is None:
+            return None
         return formula(fields, parameters, sizes)
-    except (KeyError, TypeError, ValueError):
+    except (ArithmeticError, KeyError, TypeError, ValueError):
         return None  # a dtype or field that these rules do not know
 
 
@@ -79,7 +79,8 @@ def is_sharded(fields: Fields) -> bool:
 
 def waits_for_sync(fields: Fields) -> bool:
     """Return whether gradients are left unreduced in all but the last of several micro steps."""
-    several = bool(_value(fields, "batch.accumulation", 1) > 1)
+    steps = _value(fields, "batch.accumulation", 1)
+    several = isinstance(steps, int) and steps > 1
     return several and bool(_value(fields, "comm.grad_sync") == "last_microbatch")
 
 

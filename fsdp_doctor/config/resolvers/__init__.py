@@ -34,6 +34,8 @@ MODULES: dict[str, str] = {
     "olmo": "olmo",
 }
 """Framework -> module here; others are looked for."""
+_WITHOUT_RULES = frozenset({"unknown", "environment", "levanter"})
+"""Frameworks that no module here knows."""
 _SHOWN_FIELDS = 6
 
 
@@ -117,6 +119,8 @@ def _flat(native: NativeConfig, version: str | None) -> EffectiveConfig:
 
 
 def _resolver(framework: str) -> Any:
+    if framework in _WITHOUT_RULES:
+        return None
     name = MODULES.get(framework)
     if name is not None and name in _names():
         return _module(name)

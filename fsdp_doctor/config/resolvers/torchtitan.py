@@ -53,7 +53,7 @@ def resolve(native: NativeConfig, version: str | None) -> EffectiveConfig:
 
 
 def _degree(draft: Draft, key: str, *names: str) -> int:
-    return int(draft.take(key, names, 1, as_int) or 1)
+    return int(draft.take(key, names, 1, lambda value: as_int(value, 1)))
 
 
 def _parallel(draft: Draft) -> None:

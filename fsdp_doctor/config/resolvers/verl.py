@@ -34,7 +34,7 @@ def resolve(native: NativeConfig, version: str | None) -> EffectiveConfig:
     if str(draft.raw(*strategy, default="fsdp")).lower() in ("fsdp", "fsdp2", "fsdp_turbo"):
         _engine(draft, engine, strategy)
     else:
-        draft.take("sharding.impl", strategy)
+        draft.take("sharding.impl", strategy, None, str)
     _batch(draft, actor)
     _recompute(draft)
     for block in ("qat", "turbo_config"):

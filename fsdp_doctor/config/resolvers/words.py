@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -42,7 +43,7 @@ def as_bool(value: Any, default: bool = False) -> bool:
 
 
 def as_number(value: Any) -> int | float | None:
-    """Return a number, an int where it is whole (``5e8``, ``"5_000"``); None for other text."""
+    """Return a finite number, an int where it is whole (``5e8``, ``"5_000"``), or None."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, str):
@@ -51,8 +52,9 @@ def as_number(value: Any) -> int | float | None:
             return None
         value = int(text) if re.fullmatch(r"[-+]?\d{1,40}", text) else float(text)
     if isinstance(value, float):
-        whole = value == value and abs(value) < 1e18 and value.is_integer()  # noqa: PLR0124 (NaN)
-        return int(value) if whole else value
+        if not math.isfinite(value):
+            return None
+        return int(value) if abs(value) < 1e18 and value.is_integer() else value
     return value if isinstance(value, int) else None
 
 
