@@ -7,12 +7,12 @@ change, so that one flag is one change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fsdp_doctor.config.diff_context import contexts, natives_of
 from fsdp_doctor.config.effects import (
-    EffectContext,
     effects_of,
     has_no_effect,
     is_known,
@@ -60,14 +60,10 @@ def diff_configs(
         for key in dict.fromkeys((*a.fields, *b.fields))
         if _is_compared(key, a, b)
     ]
-    differing = [
-        ConfigChange(key=key, a=x, b=y)
-        for key, x, y in pairs
-        if not same_value(x.value, y.value) and (_acts(x) or _acts(y))
-    ]
+    differing = [ConfigChange(key=key, a=x, b=y) for key, x, y in pairs if _differ(key, x, y)]
     causes = _causes(differing)
     changed, cosmetic, unknown = [], [], []
-    for change, context in _contexts(causes, differing, (a, b), (sizes_a, sizes_b)):
+    for change, context in contexts(causes, differing, (a, b), (sizes_a, sizes_b)):
         if has_no_effect(change, context):
             cosmetic.append(change)
         elif not is_known(change.key):
@@ -80,7 +76,7 @@ def diff_configs(
                     step_time=step_time_of(change, context),
                 )
             )
-    explained = {native for change in causes for native in _natives(change)}
+    explained = {native for change in causes for native in natives_of(change)}
     return ConfigDiff(
         a=a,
         b=b,
@@ -117,12 +113,16 @@ def _carries(prefix: str, side: EffectiveConfig) -> bool:
     return launches or any(key.startswith(f"{prefix}.") for key in side.fields)
 
 
+def _differ(key: str, x: ConfigValue, y: ConfigValue) -> bool:
+    """Return whether two sides come to something else; one that does not act is as good as none."""
+    if not (_acts(x) or _acts(y)):
+        return False
+    values = [v.value if v is _ABSENT or v.effective else NEUTRAL.get(key, v.value) for v in (x, y)]
+    return not same_value(*values)
+
+
 def _acts(value: ConfigValue) -> bool:
     return value is not _ABSENT and value.effective
-
-
-def _natives(change: ConfigChange) -> set[str]:
-    return {*change.a.native, *change.b.native}
 
 
 def _written_state(value: ConfigValue) -> tuple[bool, Any]:
@@ -144,10 +144,10 @@ def _causes(differing: Sequence[ConfigChange]) -> list[ConfigChange]:
         else:
             independent.append(change)
     written = [c for c in independent if _written_state(c.a) != _written_state(c.b)]
-    claimed = {native for change in written for native in _natives(change)}
+    claimed = {native for change in written for native in natives_of(change)}
     caused = bool(written)
     for change in (*independent, *derived):
-        if change in written or claimed & _natives(change):
+        if change in written or claimed & natives_of(change):
             continue
         if not (caused and _follows(change)):
             written.append(change)
@@ -171,66 +171,6 @@ def _follows(change: ConfigChange) -> bool:
     """Return whether a field is there only because another one was changed."""
     sides = (change.a, change.b)
     return _ABSENT in sides and all(side.source not in _WRITTEN for side in sides)
-
-
-def _contexts(
-    causes: Sequence[ConfigChange],
-    differing: Sequence[ConfigChange],
-    sides: tuple[EffectiveConfig, EffectiveConfig],
-    sizes: tuple[ModelSizes | None, ModelSizes | None],
-) -> Iterator[tuple[ConfigChange, EffectContext]]:
-    """Yield each change with the fields before and after it, one change upon the other.
-
-    The engine and its strategy are one written key: its bytes belong to ``sharding.strategy``.
-    """
-    a, b = sides
-    before, size = dict(a.fields), sizes[0]
-    keys = {change.key for change in causes}
-    for change in causes:
-        after = _with_change(before, change, differing, b.fields, keys)
-        resized = change.key.startswith(("model.", "sharding."))
-        context = EffectContext(
-            a=a,
-            b=b,
-            before=before,
-            after=after,
-            sizes_before=size,
-            sizes_after=sizes[1] if resized else size,
-        )
-        yield change, context
-        if change.key != "sharding.impl" or "sharding.strategy" not in keys:
-            before, size = after, context.sizes_after
-
-
-def _with_change(
-    before: Mapping[str, ConfigValue],
-    change: ConfigChange,
-    differing: Sequence[ConfigChange],
-    b: Mapping[str, ConfigValue],
-    causes: set[str],
-) -> dict[str, ConfigValue]:
-    """Return ``before`` with ``change``, and what follows from it, taken from B."""
-    natives = _natives(change)
-    follows = {change.key} | {
-        other.key
-        for other in differing
-        if natives & _natives(other) and (other.key not in causes or _same_key(change, other))
-    }
-    after = {key: value for key, value in before.items() if key not in follows}
-    after |= {key: b[key] for key in follows if key in b}
-    switched = "config.strategy" in (*change.a.native[:1], *change.b.native[:1])
-    if not switched and change.key != "sharding.impl":
-        return after
-    after = {key: value for key, value in after.items() if key in b}
-    for key, value in b.items():
-        if key not in after:
-            default = NEUTRAL.get(key) if key in causes else None
-            after[key] = value if default is None else replace(value, value=default)
-    return after
-
-
-def _same_key(change: ConfigChange, other: ConfigChange) -> bool:
-    return change.a.native[:1] == other.a.native[:1] and change.b.native[:1] == other.b.native[:1]
 
 
 def _spelt_differently(

@@ -272,3 +272,13 @@ def test_frameworks_are_compared_by_what_they_share(capsys: pytest.CaptureFixtur
     assert "sharding.impl" not in changed(result)
     assert changed(result)["recompute.mode"] == ("none", "selective")
     assert any("only shared fields compare" in text for text in result["warnings"])
+
+
+def test_a_key_that_starts_to_act_is_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same ``offload_param`` acts at stage 3 and not at stage 2."""
+    a = FIXTURES / "deepspeed_z2.json"
+    edit = [f"--set-{s}=zero_optimization.offload_param.device=cpu" for s in "ab"]
+    result = diff(capsys, a, a, *edit, "--set-b", "zero_optimization.stage=3")
+    moved = next(c for c in result["changed"] if c["key"] == "offload.params")
+    assert (moved["a"]["effective"], moved["b"]["effective"]) == (False, True)
+    assert moved["effects"][0]["direction"] == "down"

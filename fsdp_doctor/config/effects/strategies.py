@@ -78,7 +78,7 @@ _OFFLOADED: dict[str, tuple[Category, str]] = {
 
 def _offload(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
     """Return effects of a state, and of those that follow it, moving to or from the host."""
-    way: Direction = "up" if change.b.value in (None, "none") else "down"
+    way: Direction = "up" if context.value(change.key) in (None, "none") else "down"
     found = []
     for key, (category, why) in _OFFLOADED.items():
         moves = context.value(key) != context.value_before(key)
