@@ -31,7 +31,7 @@ BAND = 0.02
 EXCEPTIONS = {
     "--langrl-env-config": "the flag names another file, whose content is not here",
     "--verify-integrity": "probably another world size: one job is named 1node",
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "one of three pairs moved, resident too: a guess, other dates",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "one of three pairs moved: a guess, other dates",
     "--attention-backend": "one of six pairs is equal to the byte, reason unknown",
 }
 """Flags of the pairs that are predicted wrongly, with the reason."""
