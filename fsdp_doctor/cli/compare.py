@@ -50,8 +50,12 @@ def command(
     """Compare two runs: what got worse, by how much, how sure, and which flag did it.
 
     A and B are run directories (or directories of several launches), or two specs, which are
-    profiled first.
+    profiled first. Or both are CUDA memory snapshots, or directories with one of each rank.
     """
+    from fsdp_doctor.cli.snapshots import are_snapshots, compare_snapshot_files
+
+    if are_snapshots((a, b)):
+        return compare_snapshot_files(a, b, output, as_json=as_json, force=options["force"])
     from fsdp_doctor.attribution.compare import compare_runs, comparison_to_payload
     from fsdp_doctor.report import render_comparison
     from fsdp_doctor.report.base import format_of

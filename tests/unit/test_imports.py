@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "profiler": {"model", "runs", "memory", "training", "config"},
     "attribution": {"model", "runs", "config"},
     "report": {"model", "runs", "config", "attribution"},
-    "cli": {"model", "runs", "config", "attribution", "report", "profiler"},
+    "cli": {"model", "runs", "config", "memory", "attribution", "report", "profiler"},
 }
 """Package -> packages it may import, besides itself and the shared small files."""
 
