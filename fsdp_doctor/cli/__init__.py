@@ -12,6 +12,7 @@ from fsdp_doctor import __version__
 from fsdp_doctor.errors import DoctorError
 
 COMMANDS = {
+    "oom": "Say from a dead job's logs what failed first, where, why, and what to change.",
     "profile": "Run short real training steps and record memory and time of every rank.",
     "compare": "Compare two runs or two specs: what got worse, by how much, which flag did it.",
     "diff": "Show what really changed between two configs and what each change means.",

@@ -17,12 +17,14 @@ MAY_IMPORT = {
     "model": set(),
     "runs": {"model"},
     "memory": {"model"},
+    "logs": {"model"},
     "training": {"model"},
     "config": {"model", "runs"},
+    "postmortem": {"model", "memory", "logs", "runs", "config"},
     "profiler": {"model", "runs", "memory", "training", "config"},
     "attribution": {"model", "runs", "config"},
-    "report": {"model", "runs", "config", "attribution"},
-    "cli": {"model", "runs", "config", "memory", "attribution", "report", "profiler"},
+    "report": {"model", "runs", "config", "attribution", "logs", "postmortem"},
+    "cli": {"model", "runs", "config", "memory", "attribution", "report", "profiler", "postmortem"},
 }
 """Package -> packages it may import, besides itself and the shared small files."""
 

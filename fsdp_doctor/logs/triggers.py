@@ -1,0 +1,92 @@
+"""Find, in a piece of a log, the lines worth reading closely. Works on bytes, without regex.
+
+A coarse needle is searched in the whole piece with ``bytes.find`` (0.3 to 0.6 ms per MiB; a regex
+of alternatives costs 20 ms); the lines it hits must hold a fine one too.
+"""
+
+from __future__ import annotations
+
+_FINE: tuple[bytes, ...] = (
+    b"out of memory",
+    b"Out of memory",
+    b"Out Of Memory",
+    b"OutOfMemory",
+    b"allocate",
+    b"enough memory",
+    b"ned memory",
+    b"MemoryError",
+    b"shared memory",
+    b"low on memory",
+    b"memory limit",
+    b"memory pressure",
+    b"MemoryAllocation",
+    b"Virtual Memory",
+    b"pin_memory",
+    b"_FAILED",
+    b"OUT_OF_",
+    b"NOT_INITIALIZED",
+    b"ASSERT",
+    b"ut of resource",
+    b"too many resources",
+    b"nable to ",
+    b"us error",
+    b"space left",
+    b"invalid argument",
+    b"device not ready",
+    b"cudaHost",
+    b"memory_error",
+    b"AllocFailed",
+    b"imed out",
+    b"by peer",
+    b"closed by",
+    b"roken pipe",
+    b"roken Pipe",
+    b"BrokenPipe",
+    b"remote process",
+    b"RemoteError",
+    b"recvValue",
+    b"got 0 bytes",
+    b"communicator was aborted",
+    b"exitcode",
+    b": Killed",
+)
+_COARSE: dict[bytes, tuple[bytes, ...]] = {
+    b"emory": _FINE,
+    b"rror": _FINE,
+    b"OOM": (),
+    b"oom_": (b"oom_kill", b"oom_reaper"),
+    b"oom-kill": (),
+    b"FAILED": (b"_FAILED", b"ASSERT FAILED"),
+    b"OUT_OF_": (),
+    b"bad_alloc": (),
+    b"Preemptively": (),
+    b"NCCL WARN": (b"Cuda failure", b"Failed to C", b"out of memory", b"shared memory"),
+    b"xit": (b"exitcode", b"xit code", b"xit Code", b"xit status", b"exits with"),
+    b"Killing subprocess": (),
+    b"SIG": (b"SIGKILL", b"SIGTERM"),
+    b"Killed": (),
+    b"Watchdog caught": (),
+    b"cache flushes": (),
+    b"requires_grad=True and False": (),
+    b"find_unused_parameters=True was": (),
+}
+"""Coarse needle -> fine ones (none: the coarse one is fine). Every known message has one."""
+
+
+def trigger_lines(data: bytes) -> list[int]:
+    """Return the offsets at which the lines worth reading start, in order."""
+    starts: set[int] = set()
+    for needle, fine in _COARSE.items():
+        position = data.find(needle)
+        while position >= 0:
+            start = data.rfind(b"\n", 0, position) + 1
+            end = data.find(b"\n", position)
+            end = len(data) if end < 0 else end
+            if not fine or _holds(data[start:end], fine):
+                starts.add(start)
+            position = data.find(needle, end)
+    return sorted(starts)
+
+
+def _holds(line: bytes, needles: tuple[bytes, ...]) -> bool:
+    return any(needle in line for needle in needles)

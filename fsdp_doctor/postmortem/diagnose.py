@@ -1,0 +1,215 @@
+"""Evidence in, ranked findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from string import Formatter
+from typing import Any
+
+from fsdp_doctor.config.rules.evaluate import evaluate, truth
+from fsdp_doctor.config.rules.expression import Node, parse
+from fsdp_doctor.model.finding import Advice, Evidence, Finding
+from fsdp_doctor.postmortem.causes import CAUSES, Cause, Change
+from fsdp_doctor.postmortem.facts import Facts
+from fsdp_doctor.postmortem.rule import Rule
+from fsdp_doctor.postmortem.rules import DEFINITIONS, RULES
+from fsdp_doctor.postmortem.triage import Triage
+from fsdp_doctor.units import format_bytes
+
+MAX_FINDINGS = 5
+ENOUGH = 0.4
+"""A first cause below this confidence is no answer."""
+_LEAST = 0.08
+_MOST = 0.97
+_SIZES = frozenset(
+    {
+        "requested",
+        "total",
+        "free",
+        "allocated",
+        "reserved",
+        "idle",
+        "others",
+        "outside",
+        "unseen",
+        "private",
+        "limit",
+        "first_bytes",
+        "last_bytes",
+        "grown",
+    }
+)
+
+
+@cache
+def compiled() -> tuple[tuple[Rule, Node], ...]:
+    """Return the rules with their conditions parsed."""
+    definitions: dict[str, Node] = {}
+    for name, text in DEFINITIONS.items():
+        definitions[name] = parse(text, definitions)
+    return tuple((rule, parse(rule.when, definitions)) for rule in RULES)
+
+
+def diagnose(facts: Facts, found: Triage) -> list[Finding]:
+    """Return the causes the evidence speaks for, most likely first."""
+    if found.primary is None and facts.value("kind") is None and not _has_signs(facts):
+        return []
+    _add_growth(facts)
+    held: dict[str, list[Rule]] = {}
+    for rule, node in compiled():
+        if truth(evaluate(node, facts)) is True:
+            held.setdefault(rule.cause, []).append(rule)
+    ranked = sorted(
+        ((_confidence(rules), cause, rules) for cause, rules in held.items()),
+        key=lambda item: -item[0],
+    )
+    return [
+        _finding(cause, confidence, rules, facts, found)
+        for confidence, cause, rules in ranked[:MAX_FINDINGS]
+        if confidence >= _LEAST
+    ]
+
+
+def _has_signs(facts: Facts) -> bool:
+    return any(facts.value(name) for name in ("growth", "flushes", "mixed_grad", "unused_flag"))
+
+
+def _add_growth(facts: Facts) -> None:
+    growth = facts.growth
+    if growth is not None:
+        facts.values |= {
+            "first_bytes": growth.first_bytes,
+            "last_bytes": growth.last_bytes,
+            "first_step": growth.first_step,
+            "last_step": growth.last_step,
+            "grown": growth.last_bytes - growth.first_bytes,
+        }
+
+
+def _confidence(rules: list[Rule]) -> float:
+    """Add up independent evidence; what speaks against takes a part away."""
+    doubt = 1.0
+    for rule in rules:
+        if rule.weight > 0:
+            doubt *= 1 - rule.weight
+    confidence = 1 - doubt
+    for rule in rules:
+        if rule.weight < 0:
+            confidence *= 1 + rule.weight
+    return round(min(confidence, _MOST), 3)
+
+
+def _finding(
+    name: str, confidence: float, rules: list[Rule], facts: Facts, found: Triage
+) -> Finding:
+    cause = CAUSES[name]
+    return Finding(
+        cause=name,
+        claim=_claim(cause, facts),
+        confidence=confidence,
+        severity="error" if confidence >= ENOUGH else "note",
+        evidence=tuple(_evidence(rule, facts, found) for rule in rules),
+        flags=_flags(cause, facts),
+        advice=tuple(_advice(change, facts) for change in cause.changes),
+    )
+
+
+def _claim(cause: Cause, facts: Facts) -> str:
+    names = [name for _, name, _, _ in Formatter().parse(cause.claim) if name]
+    if any(facts.value(_alias(name)) is None for name in names):
+        # a claim without its numbers: cut the part that has them
+        short = cause.claim.split(":")[0] if ":" in cause.claim else cause.claim
+        return _filled(short.replace(" ({request})", "").replace(" {others} of", ""), facts)
+    return _filled(cause.claim, facts)
+
+
+def _alias(name: str) -> str:
+    return "requested" if name == "request" else name
+
+
+def _filled(text: str, facts: Facts) -> str:
+    return text.format_map(_Words(facts))
+
+
+class _Words(dict[str, Any]):
+    """Facts as words: sizes with units, the rest as it is."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def __missing__(self, name: str) -> Any:
+        value = self._facts.value(_alias(name))
+        if _alias(name) in _SIZES:
+            return format_bytes(value) if value is not None else "an unknown amount"
+        return str(value).replace("_", " ") if isinstance(value, str) else value
+
+
+def _evidence(rule: Rule, facts: Facts, found: Triage) -> Evidence:
+    failure = found.primary
+    note = facts.note_for(rule.when)
+    if note is not None:
+        return Evidence(
+            text=_filled(rule.because, facts), file=note.file, line=note.line, rank=note.rank
+        )
+    value = facts.value(rule.bytes) if rule.bytes else None
+    growth = facts.growth if rule.cause == "leak" and rule.when == "growth" else None
+    return Evidence(
+        text=_filled(rule.because, facts),
+        file=failure.file if failure and growth is None else None,
+        line=failure.line if failure and growth is None else None,
+        rank=growth.rank if growth else failure.rank if failure else None,
+        step=failure.iteration if failure else None,
+        bytes=int(value) if value is not None else None,
+    )
+
+
+def _flags(cause: Cause, facts: Facts) -> tuple[str, ...]:
+    """Return the flags concerned, first those that the config sets."""
+    written = {
+        key: value
+        for key, value in facts.config_keys.items()
+        if any(_same_key(flag, key) for flag in cause.flags)
+    }
+    mine = tuple(f"{key}={value}" for key, value in list(written.items())[:6])
+    rest = tuple(flag for flag in cause.flags if not any(_same_key(flag, k) for k in written))
+    return mine + rest
+
+
+def _same_key(flag: str, key: str) -> bool:
+    tail = flag.rpartition(".")[2].lower()
+    return len(tail) > 2 and (key.lower() == flag.lower() or key.lower().rpartition(".")[2] == tail)
+
+
+def _advice(change: Change, facts: Facts) -> Advice:
+    value = facts.value(change.saves) if change.saves else None
+    return Advice(
+        change=change.change,
+        saves_bytes=int(value) if value is not None else None,
+        saves_text=change.saves_text,
+        cost=change.cost,
+    )
+
+
+def verdict(findings: list[Finding], facts: Mapping[str, Any], *, failed: bool) -> dict[str, Any]:
+    """Say whether the evidence is enough, and what would decide between the first two."""
+    if not findings:
+        text = "nothing in the logs tells a cause" if failed else "no failure in the logs"
+        missing = "the end of the failing rank's log with its traceback" if failed else None
+        return {"enough": False, "text": text, "decide": missing}
+    first = findings[0]
+    enough = first.confidence >= ENOUGH
+    text = first.claim if enough else f"not enough evidence; best guess: {first.claim}"
+    decide = None
+    if len(findings) > 1 and findings[1].confidence > first.confidence - 0.5:
+        second = findings[1]
+        decide = (
+            f"{first.cause} or {second.cause}: {CAUSES[first.cause].decide}; "
+            f"{CAUSES[second.cause].decide}"
+        )
+    elif not enough:
+        decide = CAUSES[first.cause].decide
+    if not enough and not facts.get("has_frames"):
+        decide = f"the traceback above the message; {decide}"
+    return {"enough": enough, "text": text, "decide": decide}

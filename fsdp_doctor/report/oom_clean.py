@@ -1,0 +1,57 @@
+"""Take out of a report for others what is nobody's business: paths, hosts, addresses, secrets."""
+
+from __future__ import annotations
+
+import re
+
+from fsdp_doctor.postmortem import PostMortem
+from fsdp_doctor.redact import redact_text, short_path
+
+_PATH = re.compile(r"(?<![\w.])(?:~|\.{0,2})/(?:[\w.@+=-]+/)+[\w.@+=-]*")
+_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?")
+_ASSIGNED = re.compile(
+    r"(?i)\b(\w*(?:token|secret|password|passwd|api_?key|credential)\w*)(\s*[=:]\s*)(\S+)"
+)
+MAX_TEXT = 600
+
+
+class Cleaner:
+    """Cleans text: always of secrets, ``for_others`` also of paths, hosts and addresses."""
+
+    def __init__(self, result: PostMortem, *, for_others: bool) -> None:
+        self._for_others = for_others
+        names = {f.host for f in result.triage.failures if f.host and len(f.host) > 2}
+        self._hosts = {
+            host: f"host-{number}"
+            for number, host in enumerate(sorted(names, key=lambda name: (-len(name), name)), 1)
+        }
+
+    def text(self, text: str) -> str:
+        """Return a text that may be shown."""
+        text = _ASSIGNED.sub(r"\1\2[redacted]", redact_text(text[: 4 * MAX_TEXT]))
+        if self._for_others:
+            for host, alias in self._hosts.items():
+                text = text.replace(host, alias)
+            text = _ADDRESS.sub("[address]", text)
+            text = _PATH.sub(lambda found: _shortened(found[0]), text)
+        return text[:MAX_TEXT]
+
+    def host(self, host: str | None) -> str | None:
+        """Return a host's name, or an alias for it."""
+        if host is None or not self._for_others:
+            return host
+        return self._hosts.get(host, "host")
+
+    def place(self, file: str | None, line: int | None) -> str:
+        """Return a place in a log."""
+        if file is None:
+            return ""
+        name = self.text(file)
+        return f"{name}:{line}" if line is not None else name
+
+
+def _shortened(path: str) -> str:
+    inside = short_path(path)
+    if inside != path:
+        return inside
+    return path.rstrip("/").rpartition("/")[2] or "..."
