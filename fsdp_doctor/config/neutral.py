@@ -14,6 +14,7 @@ NEUTRAL: dict[str, Any] = {
     "comm.bucket_bytes": DEFAULT_BUCKET_BYTES,
     "comm.bucket_view": False,
     "comm.contiguous_gradients": True,
+    "comm.float8_all_gather": False,
     "comm.hook": "none",
     "comm.limit_all_gathers": True,
     "comm.prefetch_bwd": "pre",

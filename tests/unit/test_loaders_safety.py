@@ -98,6 +98,29 @@ def test_a_long_yaml_is_refused(tmp_path: Path) -> None:
         load_config(path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * (6 << 20) + "a",
+        '{"a": 1, ' + "/*" * (1 << 20),
+        "{" + "[" * (1 << 20),
+        "a = " + "[" * (1 << 20),
+        '{"' + "\\" * (2 << 20),
+        "[a]\n" * (1 << 20),
+        "a.b" * (1 << 20) + " = 1",
+        "=" * (4 << 20),
+    ],
+    ids=["newlines", "comments", "brackets", "toml", "escapes", "tables", "dots", "equals"],
+)
+def test_no_text_takes_long(text: str, tmp_path: Path) -> None:
+    """Megabytes that look like some syntax are refused in seconds."""
+    path = written(tmp_path, text, "c.cfg")
+    started = time.perf_counter()
+    with contextlib.suppress(DoctorError):
+        load_config(path)
+    assert time.perf_counter() - started < 10
+
+
 def test_a_vanished_file_and_a_folder(tmp_path: Path) -> None:
     """What is not a file is said so."""
     with pytest.raises(InputError, match="No such file"):

@@ -50,4 +50,4 @@ def is_irrelevant(key: str) -> bool:
         return False
     if leaf in _NAMES or leaf.startswith(_BEGIN) or leaf.endswith(_END):
         return True
-    return not _SECTIONS.isdisjoint(sections)
+    return key.startswith("_") or not _SECTIONS.isdisjoint(sections)

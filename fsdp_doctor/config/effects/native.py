@@ -168,6 +168,10 @@ RULES: dict[str, EffectRule] = {
     ),
     "parallel.pp_schedule": _open(Category.ACTIVATIONS, why="other micro batches in flight"),
     **_all(("model.name", "model.flavor", "model.lora"), _open(*_MODEL, why="another model")),
+    "model.finetuning": _open(*_STATES, why="other parameters are trained"),
+    "model.lora_rank": _grows(*_STATES, why="elements of the adapters"),
+    "model.quantization_bits": _open(Category.PARAMETERS, why="bits of each frozen element"),
+    "comm.float8_all_gather": _shrinks(Category.COMMUNICATION, why="gathers carry 8-bit elements"),
     "batch.micro_tokens": _grows(
         Category.ACTIVATIONS, Category.LOGITS, Category.TEMPORARIES, why="tokens of a micro batch"
     ),

@@ -45,7 +45,8 @@ SURE = 90
 """From this score on no other loader is asked."""
 _LIKELY = 40
 _FALLBACK = "generic"
-_HELPERS = frozenset({"base", "structure", "parts", "interpolation", _FALLBACK})
+_MANY_LINES, _BLANK_LINES = 20_000, 100
+_HELPERS = frozenset({"base", "structure", "parts", "interpolation", "yaml_nodes", _FALLBACK})
 
 
 def load_native(paths: Path | Sequence[Path], fmt: str | None = None) -> NativeConfig:
@@ -67,6 +68,7 @@ def load_native(paths: Path | Sequence[Path], fmt: str | None = None) -> NativeC
 
 def load_source(source: Source, fmt: str | None = None) -> NativeConfig:
     """Read one source by its format, ``fmt`` or what it looks like."""
+    _refuse_blank(source)
     module = _by_format(fmt) if fmt else detect(source)
     return module.load(source)
 
@@ -105,6 +107,17 @@ def formats() -> dict[str, str]:
         if hasattr(module, "FORMAT"):
             found[module.FORMAT] = name
     return found
+
+
+def _refuse_blank(source: Source) -> None:
+    """Raise InputError for runs of blank lines, on which searches for line starts are slow."""
+    if source.text.count("\n") < _MANY_LINES:
+        return
+    run = 0
+    for line in source.lines:
+        run = 0 if line.strip() else run + 1
+        if run > _BLANK_LINES:
+            raise InputError(f"more than {_BLANK_LINES} blank lines: no config", where=source.name)
 
 
 def _better(

@@ -12,29 +12,24 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
-
 from fsdp_doctor.config.loaders.base import Source
-from fsdp_doctor.config.yaml_source import plain_scalar
+from fsdp_doctor.config.loaders.yaml_nodes import (
+    MAX_DEPTH,
+    MAX_NODES,
+    MAX_TEXT,
+    read_yaml_nodes,
+)
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.config import NativeField
 from fsdp_doctor.redact import redact
 
-MAX_NODES = 100_000
-"""Most values of one config, aliases expanded."""
-MAX_DEPTH = 64
-"""Deepest nesting."""
-MAX_YAML_BYTES = 1 << 20
-"""Largest YAML config: composing is slow, and no real one comes near."""
-
-_STANDARD = "tag:yaml.org,2002:"
-_PLAIN = "!plain"
-_TABLE = re.compile(r"^\s*\[\[?[\w.\-\"' ]+\]\]?\s*(#.*)?$", re.MULTILINE)
-_ASSIGNMENT = re.compile(r"^\s*[\w.\-\"]+\s*=\s*[^\s=]", re.MULTILINE)
+_TABLE = re.compile(r"^[ \t]*\[\[?[\w.\-\"' ]+\]\]?[ \t]*(#.*)?$", re.MULTILINE)
+_ASSIGNMENT = re.compile(r"^[ \t]*[\w.\-\"]+[ \t]*=[ \t]*[^\s=]", re.MULTILINE)
 _KEYS = re.compile(r"^[\w.\-\"' ]+:(\s|$)", re.MULTILINE)
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|#[^\n]*', re.DOTALL)
 _STRING_OR_COMMA = re.compile(r'"(?:[^"\\\n]|\\.)*"|,(?=\s*[}\]])')
 _CACHE = "_structure"
+_MAX_COMMENTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +42,6 @@ class Structure:
     lines: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What was read as text, or not read, each with its place."""
-
-
-class _Nodes(yaml.CSafeLoader):
-    """Composes nodes only; marks scalars whose type is left to the schema."""
-
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
-        if kind is yaml.ScalarNode and implicit[0]:
-            return _PLAIN
-        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -133,6 +119,8 @@ def _parse(source: Source) -> Structure:
         if found is not None:
             return found
     elif source.path.suffix == ".toml" or looks_like_toml(text):
+        if len(text) > MAX_TEXT:
+            raise InputError("more than 1 MiB of TOML: not a config", where=source.name)
         table = source.toml
         if table is not None:
             _measure(table, source)
@@ -141,7 +129,10 @@ def _parse(source: Source) -> Structure:
             raise InputError("not valid TOML", where=source.name)
     if source.path.suffix == ".json":
         raise InputError("not valid JSON", where=source.name)
-    return _yaml(source)
+    found_yaml = read_yaml_nodes(source)
+    return Structure(
+        data=found_yaml.data, syntax="yaml", lines=found_yaml.lines, notes=found_yaml.notes
+    )
 
 
 def _json(source: Source) -> Structure | None:
@@ -149,6 +140,8 @@ def _json(source: Source) -> Structure | None:
     value = source.json
     notes: tuple[str, ...] = ()
     if value is None:
+        if len(source.text) > MAX_TEXT or source.text.count("/*") > _MAX_COMMENTS:
+            return None
         text = _STRING_OR_COMMENT.sub(_keep_string, source.text)
         text = _STRING_OR_COMMA.sub(_keep_string, text)
         try:
@@ -222,94 +215,3 @@ def _toml_lines(text: str) -> dict[str, int]:
         elif "=" in stripped:
             lines.setdefault(f"{prefix}{stripped.split('=', 1)[0].strip()}", number)
     return lines
-
-
-def _yaml(source: Source) -> Structure:
-    if len(source.text) > MAX_YAML_BYTES:
-        raise InputError("more than 1 MiB of YAML: not a config", where=source.name)
-    converter = _Converter(source)
-    notes = []
-    try:
-        loader = _Nodes(source.text)
-        try:
-            node = loader.get_node() if loader.check_node() else None
-            if loader.check_node():
-                notes.append(f"{source.name}: only the first YAML document is read")
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{source.name}:{mark.line + 1}" if mark else source.name
-        raise InputError(f"not valid YAML: {error.problem}", where=where) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"not valid YAML: {reason}", where=source.name) from None
-    data = None if node is None else converter.convert(node, "", 0)
-    if not isinstance(data, dict):
-        raise InputError("the top level is no mapping", where=source.name)
-    return Structure(
-        data=data, syntax="yaml", lines=converter.lines, notes=(*notes, *converter.notes)
-    )
-
-
-class _Converter:
-    """Turns nodes into plain values and collects lines and notes."""
-
-    def __init__(self, source: Source) -> None:
-        self._name = source.name
-        self._count = 0
-        self.lines: dict[str, int] = {}
-        self.notes: list[str] = []
-
-    def convert(self, node: yaml.Node, path: str, depth: int) -> Any:
-        self._count += 1
-        where = f"{self._name}:{node.start_mark.line + 1}"
-        if self._count > MAX_NODES:
-            raise InputError(f"more than {MAX_NODES} values (aliases expand too far)", where=where)
-        if depth > MAX_DEPTH:
-            raise InputError(f"nested deeper than {MAX_DEPTH} levels", where=where)
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path, depth)
-        if isinstance(node, yaml.SequenceNode):
-            self._tagged(node, "seq", path)
-            return [self.convert(child, path, depth + 1) for child in node.value]
-        if node.tag == _PLAIN:
-            return plain_scalar(node.value)
-        self._tagged(node, "str", path)
-        return str(node.value)
-
-    def _mapping(self, node: yaml.MappingNode, path: str, depth: int) -> Any:
-        result: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                self._note(key_node, f"a key of {path or 'the top level'} is no text: left out")
-                continue
-            key = str(key_node.value)
-            child = f"{path}.{key}" if path else key
-            if key == "<<":
-                for part in self._parts(self.convert(value_node, path, depth + 1)):
-                    merged = {**part, **merged}
-                continue
-            if key in result:
-                self._note(key_node, f"{child} stands twice; the last one is read")
-            self.lines[child] = key_node.start_mark.line + 1
-            result[key] = self.convert(value_node, child, depth + 1)
-        if node.tag == f"{_STANDARD}set":
-            return list(result)
-        self._tagged(node, "map", path)
-        return {**merged, **result}
-
-    @staticmethod
-    def _parts(value: Any) -> list[dict[str, Any]]:
-        items = value if isinstance(value, list) else [value]
-        return [item for item in items if isinstance(item, dict)]
-
-    def _tagged(self, node: yaml.Node, expected: str, path: str) -> None:
-        if node.tag not in (f"{_STANDARD}{expected}", "!"):
-            name = node.tag.removeprefix(_STANDARD)
-            self._note(node, f"{path}: the tag {name!r} is not acted on")
-
-    def _note(self, node: yaml.Node, text: str) -> None:
-        if len(self.notes) < 20:
-            self.notes.append(f"{self._name}:{node.start_mark.line + 1}: {text}")

@@ -172,10 +172,13 @@ def _deepspeed(draft: Draft) -> None:
     written = str(draft.raw("mixed_precision", default="no")).lower()
     auto: dict[str, Any] = {"bf16.enabled": written == "bf16", "fp16.enabled": written == "fp16"}
     defaults: dict[str, Any] = {} if in_file else {"zero_optimization.stage": 2}
-    if not (in_file and draft.section(PART)):
+    if not in_file:
         defaults |= {"bf16.enabled": written == "bf16", "fp16.enabled": written == "fp16"}
     if in_file and not draft.section(PART):
-        draft.notes.append("the DeepSpeed JSON is not here: give it as CONFIG+FILE")
+        names = ("distributed_type", "deepspeed_config.deepspeed_config_file", "mixed_precision")
+        compute = dtype(written) or "float32"
+        deepspeed.without_file(draft, names, compute, "distributed_type: DEEPSPEED")
+        return
     launcher = deepspeed.Launcher(
         prefix=PART,
         inline=inline,

@@ -55,6 +55,11 @@ def resolve(native: NativeConfig, version: str | None) -> EffectiveConfig:
     for key, name in (("batch.packing", "sample_packing"), ("kernels.use_kernels", "use_kernels")):
         draft.take(key, name, False, as_bool)
     draft.take("model.name", "base_model")
+    draft.take("model.finetuning", "adapter", "full", str)
+    draft.take("model.lora_rank", "lora_r", None, as_int)
+    bits = ("load_in_4bit", "load_in_8bit")
+    loaded = [size for size, name in zip((4, 8), bits, strict=True) if as_bool(draft.raw(name))]
+    draft.put("model.quantization_bits", loaded[0] if loaded else None, bits)
     draft.take("batch.pad_to_sequence_len", "pad_to_sequence_len", None, as_bool)
     prefix = deepspeed_prefix(draft, "deepspeed.")
     if draft.has("deepspeed") or draft.section(prefix):

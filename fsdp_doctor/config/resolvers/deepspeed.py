@@ -80,6 +80,15 @@ def apply(draft: Draft, version: str | None, launcher: Launcher) -> None:
     drop_other_stages(keys, stage)
 
 
+def without_file(draft: Draft, natives: tuple[str, ...], compute: str, reason: str) -> None:
+    """Set what is known when DeepSpeed's JSON is not here: not the stage, not what it offloads."""
+    draft.put("sharding.impl", "deepspeed", natives, reason)
+    why = "it stands in the DeepSpeed JSON, which is not here"
+    draft.derive("sharding.strategy", None, natives, why)
+    draft.derive("precision.compute", compute, (), "the launcher's mixed precision")
+    draft.notes.append("the DeepSpeed JSON is not here: give it as CONFIG+FILE")
+
+
 class Keys(ZeroKeys):
     """DeepSpeed's keys among native ones, with the launcher's names and ``auto`` filled in."""
 

@@ -152,9 +152,11 @@ def _ddp(draft: Draft) -> None:
 
 def with_deepspeed(draft: Draft, prefix: str) -> None:
     """Set what DeepSpeed decides on, with ``auto`` filled in as the Trainer does."""
-    if not draft.section(prefix):
-        draft.notes.append("the DeepSpeed JSON is not here: give it as CONFIG+FILE")
     name = precision_name(draft)
+    if not draft.section(prefix):
+        natives = ("deepspeed", "bf16", "fp16")
+        deepspeed.without_file(draft, natives, name or "float32", "deepspeed is given")
+        return
     values = draft.values
     auto: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": values["batch.micro"].value,

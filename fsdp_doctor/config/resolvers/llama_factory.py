@@ -32,6 +32,11 @@ def resolve(native: NativeConfig, version: str | None) -> EffectiveConfig:
     hf.trainer(draft, version)
     draft.take("batch.seq_len", "cutoff_len", 2048, as_int)
     draft.take("batch.packing", "packing", False, as_bool)
+    draft.take("model.finetuning", "finetuning_type", "lora", str)
+    draft.take("model.lora_rank", "lora_rank", 8, as_int)
+    if draft.values["model.finetuning"].value != "lora":
+        draft.inert("model.lora_rank", "finetuning_type is not lora")
+    draft.take("model.quantization_bits", "quantization_bit", None, as_int)
     if draft.has("fp8"):
         draft.take("precision.fp8", "fp8", False, as_bool)
     return draft.finish("the Trainer does not read this key")

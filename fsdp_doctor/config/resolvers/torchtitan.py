@@ -209,7 +209,11 @@ def _float8(draft: Draft) -> None:
     on = on or as_bool(draft.raw("float8.enable_float8_linear"))
     keys = ("model.converters", "training.fp8_linear", "float8.enable_float8_linear")
     draft.put("precision.fp8", on, keys)
-    if not on:
+    if on:
+        gather = "enable_fsdp_float8_all_gather"
+        names = (f"quantize.linear.float8.{gather}", f"float8.{gather}")
+        draft.take("comm.float8_all_gather", names, False, as_bool)
+    else:
         why = "model.converters does not list float8"
         draft.drop_section("quantize.linear.float8.", why)
         draft.drop_section("float8.", why)

@@ -54,6 +54,8 @@ def _model(draft: Draft) -> None:
     kind = draft.values["model.name"].value
     lora = kind is not None and ("lora" in kind)
     draft.derive("model.lora", lora, (component,), "by the component's name")
+    if draft.has("model.lora_rank"):
+        draft.take("model.lora_rank", "model.lora_rank", None, as_int)
 
 
 def _sharding(draft: Draft) -> None:
@@ -67,7 +69,7 @@ def _sharding(draft: Draft) -> None:
     draft.take("sharding.shard_degree", "data_parallel_shard_dim", -1, as_int, reason=why)
     single = not any(draft.has(name) for name in _DISTRIBUTED) and _single_device(draft)
     if single:
-        draft.derive("sharding.impl", "none", ("optimizer._component_",), "single-device recipe")
+        draft.derive("sharding.impl", "none", (), "single-device recipe")
         draft.derive("sharding.strategy", "none", (), "one device holds everything")
     else:
         draft.derive("sharding.impl", "fsdp2", (), "the distributed recipes call fully_shard")
@@ -82,6 +84,7 @@ def _sharding(draft: Draft) -> None:
     layers = draft.raw("custom_sharded_layers")
     names = [str(item) for item in layers] if isinstance(layers, list) else []
     draft.put("sharding.extra_units", names or None, "custom_sharded_layers", "besides each block")
+    draft.drop(("fsdp.cpu_offload",), "the recipes read fsdp_cpu_offload")
     offload_all(draft, "fsdp_cpu_offload", as_bool(draft.raw("fsdp_cpu_offload")))
 
 
