@@ -45,9 +45,15 @@ class Regressor(nn.Module):
 
 
 def build(
-    width: int = 64, depth: int = 3, fault: str = "", rank: int = 0, call: int = 0
+    width: int = 64,
+    depth: int = 3,
+    fault: str = "",
+    rank: int = 0,
+    call: int = 0,
+    token: str = "",
 ) -> nn.Module:
     """Return the model; with ``fault`` (raise, hang, slow) in that call of that rank."""
+    print("loaded with", token)
     return Regressor(width, depth, fault, rank, call)
 
 

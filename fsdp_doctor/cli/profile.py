@@ -72,6 +72,8 @@ def command(
     nodes = options["nodes"]
     if nodes > 1:
         chosen = ["--nnodes", str(nodes), *chosen]
+    if chosen and (launches > 1 or len(specs) > 1):
+        raise InputError("rendezvous options go with one spec and one launch", where="--nnodes")
     if options["one_rank_of"]:
         overrides = (*overrides, f"world_size={options['one_rank_of']}")
     loaded = [load_written_spec(path, overrides) for path in specs]

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from fsdp_doctor.profiler.plan import LaunchPlan, read_plan
-from fsdp_doctor.profiler.ranks import die_with_parent, fork_rank, kill_all, wait_for_ranks
+from fsdp_doctor.profiler.ranks import RankProcesses, die_with_parent
 from fsdp_doctor.profiler.worker import run_rank
 
 LOG_NAME = "launch.log"
@@ -46,21 +46,21 @@ def _rank_main(plan: LaunchPlan, rank: int, local_rank: int, port: int) -> int:
 def run_launch(plan: LaunchPlan) -> int:
     """Fork the ranks of one launch and wait; return the first non-zero exit code, or 0."""
     port = _free_port()
-    pids: dict[int, int] = {}
+    ranks = RankProcesses(Path(plan.run_directory))
     for local_rank, rank in enumerate(plan.ranks):
 
         def run(rank: int = rank, local_rank: int = local_rank) -> int:
             return _rank_main(plan, rank, local_rank, port)
 
-        pids[fork_rank(run)] = rank
+        ranks.start(rank, run)
 
     def stop(number: int, _frame: object) -> None:
-        kill_all(pids)
+        ranks.stop()
         signal.signal(number, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        return wait_for_ranks(Path(plan.run_directory), pids)
+        return ranks.wait()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

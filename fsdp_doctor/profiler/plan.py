@@ -39,6 +39,7 @@ class LaunchPlan:
     def write(self) -> Path:
         """Write the plan into the run directory and return its path."""
         path = Path(self.run_directory) / PLAN_NAME
+        path.touch(mode=0o600)  # the spec may hold secrets; it is removed when the run ends
         path.write_bytes(msgspec.json.encode(self))
         return path
 

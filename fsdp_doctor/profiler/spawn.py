@@ -26,6 +26,7 @@ def _environment(local_ranks: int | None) -> dict[str, str]:
     (torchrun alone would give each rank one thread, which makes CPU-offloaded optimizers crawl.)
     """
     environment = dict(os.environ)
+    environment["PYTHONUNBUFFERED"] = "1"  # what a dying rank printed must be in the log
     if local_ranks is not None:
         threads = max(1, (os.cpu_count() or 1) // local_ranks)
         environment.setdefault("OMP_NUM_THREADS", str(threads))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdp_doctor.profiler.plan import LaunchPlan, read_plan
-from fsdp_doctor.profiler.ranks import die_with_parent, fork_rank, kill_all, wait_for_ranks
+from fsdp_doctor.profiler.ranks import RankProcesses, die_with_parent
 from fsdp_doctor.runs.heartbeat import HeartbeatWriter
 
 if TYPE_CHECKING:
@@ -95,15 +95,16 @@ def main(arguments: list[str]) -> int:
     plan = read_plan(Path(arguments[0]))
     rank = int(os.environ["RANK"])
     local_rank = int(os.environ["LOCAL_RANK"])
-    pid = fork_rank(lambda: run_rank(plan, rank, local_rank))
+    ranks = RankProcesses(Path(plan.run_directory))
+    ranks.start(rank, lambda: run_rank(plan, rank, local_rank))
 
     def stop(number: int, _frame: object) -> None:
-        kill_all([pid])
+        ranks.stop()
         signal.signal(number, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    return wait_for_ranks(Path(plan.run_directory), {pid: rank})
+    return ranks.wait()
 
 
 if __name__ == "__main__":

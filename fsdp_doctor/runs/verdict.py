@@ -16,12 +16,13 @@ from fsdp_doctor.runs.heartbeat import Heartbeat, read_heartbeat
 from fsdp_doctor.runs.reader import read_records
 
 _FOLLOWS = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|Socket closed|DistBackendError|"
-    r"gloo[/\\]transport|NCCL (error|watchdog)|ncclRemoteError|heartbeat monitor|"
-    r"Timed out waiting|TCPStore|unhandled system error|remote process exited",
+    r"Connection (closed|reset|refused)|Broken pipe|Socket closed|gloo[/\\]transport|"
+    r"watchdog|ncclRemoteError|remote process exited|heartbeat monitor|Timed out waiting",
     re.IGNORECASE,
 )
-"""Messages of ranks that lost a peer: they failed because another did."""
+"""Messages of ranks that lost a peer. NCCL's failures of its own (out of memory, invalid usage) are
+not among them."""
+_STOPPED, _LOST_PEER, _OWN_CAUSE = 2, 1, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class _Ending:
 
     rank: int
     time: float
-    follows: bool
+    order: int
+    """_OWN_CAUSE before _LOST_PEER before _STOPPED (killed by this tool)."""
     failure: Failure
 
 
@@ -43,7 +45,7 @@ def first_failure(directory: Path, ranks: Sequence[int]) -> Failure | None:
     endings = [e for rank in ranks if (e := _ending(directory, rank)) is not None]
     if not endings:
         return None
-    first = min(endings, key=lambda ending: (ending.follows, ending.time))
+    first = min(endings, key=lambda ending: (ending.order, ending.time))
     victims = tuple(e.rank for e in endings if e.rank != first.rank)
     return replace(first.failure, victims=victims)
 
@@ -109,8 +111,8 @@ def _from_exception(rank: int, record: dict[str, Any]) -> _Ending:
         frames=tuple(record.get("frames") or ()),
         requested_bytes=record.get("requested_bytes"),
     )
-    follows = _FOLLOWS.search(message) is not None
-    return _Ending(rank=rank, time=float(record["time"]), follows=follows, failure=failure)
+    order = _LOST_PEER if _FOLLOWS.search(message) else _OWN_CAUSE
+    return _Ending(rank=rank, time=float(record["time"]), order=order, failure=failure)
 
 
 def _from_exit(rank: int, record: dict[str, Any], beat: Heartbeat | None) -> _Ending:
@@ -130,4 +132,5 @@ def _from_exit(rank: int, record: dict[str, Any], beat: Heartbeat | None) -> _En
         signal=number,
         exit_code=record.get("exit_code"),
     )
-    return _Ending(rank=rank, time=float(record["time"]), follows=False, failure=failure)
+    order = _STOPPED if record.get("stopped") else _OWN_CAUSE
+    return _Ending(rank=rank, time=float(record["time"]), order=order, failure=failure)

@@ -101,9 +101,10 @@ def _selective_contexts() -> Any:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """``torch.compile`` every block in place."""
-    for block in find_blocks(model):
-        block.compile()
+    """``torch.compile`` every block in place; the whole model where it has no list of blocks."""
+    has_blocks = any(isinstance(m, nn.ModuleList) and len(m) > 0 for m in model.modules())
+    for part in find_blocks(model) if has_blocks else [model]:
+        part.compile()
 
 
 def parse_dtype(name: str | None) -> torch.dtype | None:

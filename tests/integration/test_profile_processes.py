@@ -21,6 +21,9 @@ from fsdp_doctor.runs.reader import read_records
 
 ROOT = Path(__file__).parent.parent.parent
 
+SECRET = "hf_abcdefghijklmnopqrstuvwx"
+"""Passed to the model's factory; must not be found in a run directory."""
+
 SPEC = """
 name: {name}
 world_size: 2
@@ -92,7 +95,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
     specs = [
         write_spec(folder, "user-fsdp2", "fsdp2"),
         write_spec(folder, "user-ddp"),
-        write_spec(folder, "raise", kwargs="{fault: raise, rank: 1, call: 5}"),
+        write_spec(folder, "raise", kwargs=f"{{fault: raise, rank: 1, call: 5, token: {SECRET}}}"),
         write_spec(folder, "hang", kwargs="{fault: hang, rank: 0, call: 5}"),
     ]
     process = start(*specs, "-o", folder / "runs", "--phase-timeout", "15")
@@ -133,6 +136,15 @@ def test_exception_in_one_rank(forked: tuple[Path, int, str]) -> None:
     assert "the data loader returned <nothing>" in output
     assert len(run.ranks[0].steps) >= 4
     assert_all_gone(rank_pids(folder / "raise"))
+
+
+def test_secrets_are_not_written(forked: tuple[Path, int, str]) -> None:
+    """A token among the factory's arguments, printed by the model, is in no file of the run."""
+    folder, _, output = forked
+    for path in (folder / "raise").iterdir():
+        assert SECRET not in path.read_text(errors="replace"), path
+    assert "loaded with" in (folder / "raise" / "launch.log").read_text()
+    assert SECRET not in output
 
 
 def test_hang_in_one_rank(forked: tuple[Path, int, str]) -> None:
