@@ -41,6 +41,8 @@ _GOVERNORS = dict.fromkeys(
 """Field -> field that says whether it acts."""
 _LAUNCHERS = ("megatron", "bridge")
 """Formats that hold a job's environment beside its arguments."""
+_TOLD = frozenset({"model", "batch", "world", "optimizer", "ckpt", "init", "name", "seed", "steps"})
+"""Groups of fields that some frameworks' configs leave to the script."""
 _WRITTEN = frozenset({"file", "cli", "env"})
 
 
@@ -100,8 +102,13 @@ def same_value(a: Any, b: Any) -> bool:
 
 
 def _is_compared(key: str, a: EffectiveConfig, b: EffectiveConfig) -> bool:
-    """Return whether a key counts: variables and packages only where both sides carry some."""
+    """Return whether a key counts: variables and packages only where both sides carry some.
+
+    Across frameworks a model or a batch that one side does not tell is not another one.
+    """
     prefix = key.partition(".")[0]
+    if prefix in _TOLD and a.framework != b.framework:
+        return key in NEUTRAL or (key in a.fields and key in b.fields)
     if prefix not in ("env", "packages"):
         return True
     return all(_carries(prefix, side) for side in (a, b))

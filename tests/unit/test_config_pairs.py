@@ -282,3 +282,11 @@ def test_a_key_that_starts_to_act_is_a_change(capsys: pytest.CaptureFixture[str]
     moved = next(c for c in result["changed"] if c["key"] == "offload.params")
     assert (moved["a"]["effective"], moved["b"]["effective"]) == (False, True)
     assert moved["effects"][0]["direction"] == "down"
+
+
+def test_what_a_framework_does_not_tell_is_no_change(capsys: pytest.CaptureFixture[str]) -> None:
+    """A spec's model and batch are not unset by an accelerate config that never names them."""
+    spec = Path(__file__).parents[1] / "golden" / "diff_a.yaml"
+    found = changed(diff(capsys, spec, FIXTURES / "accelerate_fsdp2.yaml"))
+    assert not {key for key in found if key.startswith(("model.", "batch.", "optimizer."))}
+    assert found["world.size"] == (8, 4)
