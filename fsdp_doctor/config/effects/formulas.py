@@ -115,7 +115,7 @@ def _bits(fields: Fields) -> int:
 
 def _unsharded_parameters(fields: Fields, _: int, sizes: ModelSizes | None) -> int | None:
     """Gathered parameters at the end of forward, where the logits are: units that are not
-    resharded after forward stay whole; those resharded to n ranks keep 1/n.
+    resharded after forward stay whole. (Resharded to n ranks: ``post_forward_shard_bytes``.)
 
     Under autocast each weight of a linear layer has a copy in the low dtype, kept for backward.
     """
@@ -127,16 +127,30 @@ def _unsharded_parameters(fields: Fields, _: int, sizes: ModelSizes | None) -> i
     units = _units(fields, sizes)
     if not units:
         return None
-    width = _width(fields, "precision.compute")
-    root = _kept(fields["sharding.reshard_after_forward[root]"].value, units[0])
-    rest = _kept(fields["sharding.reshard_after_forward"].value, sum(units[1:]))
-    return (root + rest) * width + copies
+    kept = sum(e for reshard, e in _reshards(fields, units) if reshard is False)
+    return kept * _width(fields, "precision.compute") + copies
 
 
-def _kept(reshard: bool | int, elements: int) -> int:
-    if isinstance(reshard, bool):
-        return 0 if reshard else elements
-    return -(-elements // reshard)
+def _reshards(fields: Fields, units: tuple[int, ...]) -> list[tuple[bool | int, int]]:
+    """(reshard_after_forward, elements) of the root unit and of the rest."""
+    return [
+        (fields["sharding.reshard_after_forward[root]"].value, units[0]),
+        (fields["sharding.reshard_after_forward"].value, sum(units[1:])),
+    ]
+
+
+def post_forward_shard_bytes(fields: Fields, sizes: ModelSizes | None) -> int | None:
+    """Shards that units resharded to n ranks keep between forward and backward, beside the shards
+    over all ranks: 1/n in the computed dtype. FSDP2 registers them as the module's parameters
+    meanwhile (``ShardedState.SHARDED_POST_FORWARD``, _fsdp_param.py, torch 2.6 - 2.14).
+    """
+    if not is_sharded(fields):
+        return 0
+    units = _units(fields, sizes)
+    if not units:
+        return None
+    pairs = [(n, e) for n, e in _reshards(fields, units) if not isinstance(n, bool)]
+    return sum(-(-e // n) for n, e in pairs) * _width(fields, "precision.compute")
 
 
 def _units(fields: Fields, sizes: ModelSizes | None) -> tuple[int, ...]:

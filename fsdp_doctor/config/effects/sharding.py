@@ -14,7 +14,7 @@ from fsdp_doctor.config.effects.base import (
     effect,
     rises,
 )
-from fsdp_doctor.config.effects.formulas import is_sharded
+from fsdp_doctor.config.effects.formulas import is_sharded, post_forward_shard_bytes
 from fsdp_doctor.model.config import ConfigChange, Direction, Effect
 from fsdp_doctor.model.memory import Category, Phase
 
@@ -125,7 +125,22 @@ def _reshard(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]
             "without a gather in backward there is no buffer for the next unit",
             FSDP2,
         ),
+        *_post_forward_shards(context),
     )
+
+
+def _post_forward_shards(context: EffectContext) -> list[Effect]:
+    """Return the effects of resharding to n ranks instead of all."""
+    before = post_forward_shard_bytes(context.before, context.sizes_before)
+    after = post_forward_shard_bytes(context.after, context.sizes_after)
+    if before is None or after is None or before == after:
+        return []
+    way: Direction = "up" if after > before else "down"
+    why = "units resharded to n ranks keep 1/n between forward and backward, as parameters"
+    return [
+        effect(Category.PARAMETERS, way, why, FSDP2, phase=phase, amount=after - before)
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+    ]
 
 
 def _shard_size(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
