@@ -38,7 +38,7 @@ _HIDDEN = re.compile(
 _DRIVER = re.compile(
     r"\b(?P<api>CUDA|HIP|cuda|hip)(?: driver)? error: (?:out of memory|hipErrorOutOfMemory"
     r"|memory allocation|device not ready)"
-    r"|\b(?:CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+    r"|(?<!`)\b(?:CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
     r"|hipErrorMemoryAllocation)\b"
     r"|\b(?P<xpu>(?:UR|PI|ZE)_(?:RESULT_)?ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY|HOST_MEMORY))"
 )

@@ -37,7 +37,12 @@ class RankHistory:
     def last_step(self) -> int | None:
         """The last step that a line tells, or None."""
         ends = [steps[-1] for steps in (self.time_steps, self.memory_steps) if steps]
-        return max(ends, default=None)
+        return max((end for end in ends if end >= 0), default=None)
+
+    @property
+    def lines(self) -> int:
+        """Lines read."""
+        return len(self.time_steps) + len(self.memory_steps)
 
 
 @dataclass(slots=True)
@@ -65,6 +70,8 @@ class History:
         """Note that lines of a family were read."""
         self.lines += lines
         self.formats[family] = self.formats.get(family, 0) + lines
+        if not self.formats[family]:
+            del self.formats[family]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from fsdp_doctor.logs.history import History
 from fsdp_doctor.logs.prefix import ANSI, rank_of_head
 from fsdp_doctor.logs.progress import FAMILIES, Family
 from fsdp_doctor.logs.progress.base import Column
+from fsdp_doctor.logs.progress.generic import FAMILY as GENERIC
+from fsdp_doctor.logs.progress.generic import MARKERS
 
 _HEADS_TRIED = 4
 _HEAD = 12
@@ -62,6 +64,7 @@ class ProgressScanner:
         self._history = history
         self._rank = rank
         self._dense: Family | None = None
+        self._searched: tuple[Family, ...] = FAMILIES
         self._heads: dict[bytes, int | None] = {}
 
     def take(self, data: bytes) -> Remainder:
@@ -71,14 +74,23 @@ class ProgressScanner:
         remainder = Remainder(data, data, None)
         if dense is not None and dense.marker in data:
             remainder, counts[dense.name] = self._split(dense, data)
-        for family in FAMILIES:
+        for family in self._searched:
             if family is not dense and family.marker in remainder.data:
                 counts[family.name] = self._search(family, remainder.data)
+        if not any(counts.values()) and self._generic(remainder.data):
+            counts[GENERIC.name] = self._search(GENERIC, remainder.data)
         best = max(counts, key=lambda name: counts[name], default=None)
         if best is not None and counts[best] > 0:
-            chosen = next(family for family in FAMILIES if family.name == best)
-            self._dense = None if chosen.by_marker else chosen
+            chosen = next((family for family in FAMILIES if family.name == best), None)
+            self._dense = None if chosen is None or chosen.by_marker else chosen
+            self._searched = _companions(self._dense)
         return remainder
+
+    @staticmethod
+    def _generic(data: bytes) -> bool:
+        """Whether lines of a step with memory may be there; a sample tells."""
+        sample = data[:65536].lower()
+        return (b"step" in sample or b"iter" in sample) and any(m in sample for m in MARKERS)
 
     def _split(self, family: Family, data: bytes) -> tuple[Remainder, int]:
         width = family.pattern.groups + 1
@@ -121,6 +133,19 @@ class ProgressScanner:
             text = head[:40].decode("ascii", "replace")
             self._heads[key] = rank_of_head(ANSI.sub("", text) if "\x1b" in text else text)
         return self._heads[key]
+
+
+_FRAMEWORKS = ("megatron", "bridge", "torchtitan")
+
+
+def _companions(dense: Family | None) -> tuple[Family, ...]:
+    """Return the families to search beside the one that fills a log: those of frameworks.
+
+    Bars of data preparation and the like do not tell training steps where a framework does.
+    """
+    if dense is None or not dense.name.startswith(_FRAMEWORKS):
+        return FAMILIES
+    return tuple(f for f in FAMILIES if f.name.startswith((*_FRAMEWORKS, "deepspeed")))
 
 
 def _last_line(text: bytes) -> bytes:

@@ -160,6 +160,8 @@ def same_failure(a: Failure, b: Failure) -> bool:
     """Return whether a message is another print of the same failure."""
     if a.kind != b.kind or (a.fatal != b.fatal and a.form == b.form):
         return False
+    if a.kind == "not_memory" and a.form != b.form:
+        return False
     for name in ("rank", "pid", "host", "device", "local_rank"):
         x, y = getattr(a, name), getattr(b, name)
         if x is not None and y is not None and x != y:

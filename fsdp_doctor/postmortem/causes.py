@@ -86,8 +86,7 @@ CAUSES: dict[str, Cause] = {
         "activations halve, state does not",
     ),
     "logits": Cause(
-        "Vocabulary-sized buffers of the loss: the failed request is a copy of the "
-        "logits ({request})",
+        "Vocabulary-sized buffers of the loss: {request} were asked for where logits are handled",
         ("loss chunking", "log_prob_max_token_len_per_gpu", "batch.micro"),
         (
             Change(

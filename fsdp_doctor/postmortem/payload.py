@@ -68,6 +68,7 @@ def postmortem_payload(result: PostMortem) -> dict[str, Any]:
                 for rank, one in sorted(
                     history.ranks.items(), key=lambda item: (item[0] is None, item[0] or 0)
                 )
+                if one.lines
             ],
         },
         "logs": {
@@ -95,7 +96,7 @@ def _rank(rank: int | None, one: RankHistory) -> dict[str, Any]:
         "memory": _thinned(
             list(zip(one.memory_steps, one.allocated, one.peak, one.reserved, strict=True))
         ),
-        "lines": len(one.time_steps) + len(one.memory_steps),
+        "lines": one.lines,
     }
 
 

@@ -192,7 +192,7 @@ RULES: tuple[Rule, ...] = (
         "activations",
         "device_kind and moment == 'steady' and scope == 'one_rank'",
         0.2,
-        "only one rank failed: its batch was longer",
+        "only one rank failed, as with a longer batch",
     ),
     Rule(
         "activations",

@@ -40,15 +40,34 @@ class Triage:
 
 def triage(logs: ScannedLogs) -> Triage:
     """Order the failures, name the first, and point its victims at it."""
-    failures = _in_order(logs.failures)
+    failures = _without_exits(_in_order(logs.failures))
     _set_moments(failures, logs)
     result = Triage(failures=failures)
     result.first = _first(failures)
     result.recovered = sum(1 + f.repeats for f in failures if f.form.startswith("recovered"))
     if result.first is not None:
         _set_victims(failures, result.first)
+        _complete_kill(failures, result.first)
     _set_scope(result, logs)
     return result
+
+
+def _without_exits(failures: list[Failure]) -> list[Failure]:
+    """Drop plain exit codes where the failures behind them are known; take pid and host."""
+    exits = [f for f in failures if f.form.endswith("-exit") and not f.victim]
+    ends = {id(f) for f in exits}
+    others = [f for f in failures if id(f) not in ends]
+    if not any(f.kind != "not_memory" or f.form == "bogus-size" for f in others):
+        return failures
+    for one in exits:
+        for failure in others:
+            if one.rank is not None and failure.rank == one.rank and not failure.victim:
+                failure.host = failure.host or one.host
+                failure.exit_code = failure.exit_code or one.exit_code
+                for name in ("pid", "local_rank"):
+                    if getattr(failure, name) is None:
+                        setattr(failure, name, getattr(one, name))
+    return others
 
 
 def _in_order(failures: Sequence[Failure]) -> list[Failure]:
@@ -102,6 +121,21 @@ def _set_victims(failures: Sequence[Failure], first: int) -> None:
         elif failure.form in _WEAK_FORMS and root.form not in _WEAK_FORMS:
             # the OOM killer's own words and the exit code they led to are one event
             failure.victim_of = first
+
+
+def _complete_kill(failures: Sequence[Failure], first: int) -> None:
+    """The OOM killer names no rank; the launcher's line about the same event does."""
+    root = failures[first]
+    if root.kind != "host_oom_kill" or root.rank is not None:
+        return
+    for other in failures:
+        if other is not root and other.kind == "host_oom_kill" and other.rank is not None:
+            if root.pid is not None and other.pid is not None and root.pid != other.pid:
+                continue
+            root.rank = other.rank
+            root.host = root.host or other.host
+            root.local_rank = other.local_rank if root.local_rank is None else root.local_rank
+            return
 
 
 def _set_moments(failures: Sequence[Failure], logs: ScannedLogs) -> None:

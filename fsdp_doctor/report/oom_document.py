@@ -150,7 +150,7 @@ def _all_failures(result: PostMortem, cleaner: Cleaner) -> list[Section]:
 
 def _history(result: PostMortem) -> list[Section]:
     history = result.logs.history
-    if not history.ranks:
+    if not any(one.lines for one in history.ranks.values()):
         return []
     blocks: list[Block] = [history_table(history)]
     if any(one.memory_steps for one in history.ranks.values()):

@@ -89,7 +89,8 @@ def failures_table(result: PostMortem, cleaner: Cleaner) -> Table:
 
 def history_table(history: History) -> Table:
     """Return the history of each rank in a row."""
-    ranks = sorted(history.ranks.items(), key=lambda item: (item[0] is None, item[0] or 0))
+    told = [item for item in history.ranks.items() if item[1].lines]
+    ranks = sorted(told, key=lambda item: (item[0] is None, item[0] or 0))
     rows = [_rank_row(rank, one) for rank, one in ranks[:MAX_ROWS]]
     hidden = len(ranks) - len(rows)
     known = ", ".join(f"{count:,} of {name}" for name, count in sorted(history.formats.items()))
@@ -113,7 +114,7 @@ def _rank_row(rank: int | None, one: RankHistory) -> tuple[Cell, ...]:
     times = [value for value in one.times_s if value == value]  # noqa: PLR0124 (NaN)
     return (
         Cell(optional(rank)),
-        Cell(f"{len(one.time_steps) + len(one.memory_steps):,}"),
+        Cell(f"{one.lines:,}"),
         Cell(optional(one.last_step)),
         Cell(format_seconds(median(times)) if times else UNKNOWN),
         *(Cell(_last(column)) for column in (one.allocated, one.peak, one.reserved)),

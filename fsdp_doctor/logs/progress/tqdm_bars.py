@@ -24,6 +24,7 @@ _TRAINING = (b"", b"Training", b"Train", b"Steps", b"steps")
 
 def _bars(history: RankHistory, columns: Sequence[Column], run: History) -> None:
     kept = [row for row in zip(*columns, strict=True) if is_training(row[0])]
+    run.count("progress bar", len(kept) - len(columns[0]))
     if not kept:
         return
     _, steps, totals, rates, units = zip(*kept, strict=True)
