@@ -17,7 +17,9 @@ COMMANDS = {
     "compare": "Compare two runs or two specs: what got worse, by how much, which flag did it.",
     "diff": "Show what really changed between two configs and what each change means.",
     "check": "Check a config against the rules of its framework and version.",
+    "verify": "Train a few steps on real ranks and say whether a config trains right.",
     "show": "Show the effective config: every value, where it comes from, what does nothing.",
+    "estimate": "Estimate a rank's memory at any world size, without a GPU.",
     "report": "Render recorded runs: terminal, HTML, Markdown, JSON, CSV.",
     "demo": "Profile two packaged specs and compare them (the quick start).",
 }

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "fsdp_doctor"
 
-SHARED = {"errors", "units", "redact", "gpus", "__init__"}
+SHARED = {"errors", "units", "redact", "gpus", "gpus_table", "__init__"}
 MAY_IMPORT = {
     "model": set(),
     "runs": {"model"},
@@ -22,14 +22,15 @@ MAY_IMPORT = {
     "config": {"model", "runs"},
     "postmortem": {"model", "memory", "logs", "runs", "config"},
     "profiler": {"model", "runs", "memory", "training", "config"},
+    "simulator": {"model", "memory", "training", "config", "profiler"},
     "attribution": {"model", "runs", "config"},
     "report": {"model", "runs", "config", "attribution", "logs", "postmortem"},
-    "cli": {"model", "runs", "config", "memory", "attribution", "report", "profiler", "postmortem"},
+    "cli": {"model", "runs", "config", "memory", "attribution", "report", "profiler", "postmortem", "simulator"},
 }
 """Package -> packages it may import, besides itself and the shared small files."""
 
-TRAINING_SIDE = ("training/", "profiler/")
-TORCH_FREE = ("launch", "plan", "ranks", "spawn", "supervise")
+TRAINING_SIDE = ("training/", "profiler/", "simulator/")
+TORCH_FREE = ("launch", "plan", "ranks", "spawn", "supervise", "estimate", "request", "summarise")
 HEAVY = {"torch", "pandas", "matplotlib", "scipy", "deepdiff"}
 
 
@@ -63,7 +64,7 @@ def test_imports_point_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_torch_stays_where_training_happens(path: Path) -> None:
-    """Only training and profiler import torch, and of the profiler not what launches it."""
+    """Only training, profiler and simulator import torch, and of those not what launches it."""
     relative = str(path.relative_to(PACKAGE))
     uses_torch = any(name.split(".")[0] == "torch" for name in imports(path))
     if uses_torch:

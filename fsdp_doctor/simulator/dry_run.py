@@ -1,0 +1,143 @@
+"""Run the training step of a spec on fake tensors, in a process of its own.
+
+    python -m fsdp_doctor.simulator.dry_run < request.json > answer.json
+
+The process patches torch and is good for one spec only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fsdp_doctor.config.spec import spec_from_mapping
+from fsdp_doctor.errors import InputError
+from fsdp_doctor.memory.caching_allocator import AllocatorSettings
+from fsdp_doctor.memory.events import EventLog
+from fsdp_doctor.model.memory import Phase
+from fsdp_doctor.model.spec import ProfileSpec
+from fsdp_doctor.simulator import compat, cuda_autocast, cuda_like
+from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest
+from fsdp_doctor.simulator.summarise import summarise
+from fsdp_doctor.simulator.tracker import FakeObserver
+from fsdp_doctor.training.step import build_job
+from fsdp_doctor.training.strategies import RankContext
+
+STRATEGIES = ("ddp", "fsdp1", "fsdp2")
+"""What runs on fake tensors."""
+
+
+class _Sink:
+    """Passes phases and batches of the training step to the observer."""
+
+    def __init__(self, observer: FakeObserver) -> None:
+        self._observer = observer
+        self.step = -1
+
+    @contextmanager
+    def phase(self, phase: Phase, microbatch: int = 0) -> Iterator[None]:
+        """Mark a phase."""
+        self._observer.begin_phase(self.step, phase, microbatch)
+        yield
+        self._observer.end_phase()
+
+    def inputs(self, batch: Any) -> None:
+        """Label a batch."""
+        self._observer.inputs(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a simulated rank allocated."""
+
+    observer: FakeObserver
+
+    @property
+    def log(self) -> EventLog:
+        """The log of the whole run."""
+        return self.observer.log
+
+
+def dry_run(
+    spec: ProfileSpec, *, rank: int, world_size: int, steps: int, workspace_bytes: int
+) -> DryRun:
+    """Build the job of ``spec`` and run ``steps`` steps of it. Call once per process.
+
+    Raises InputError when the spec asks for what cannot run on fake tensors.
+    """
+    _refuse_unsupported(spec)
+    observer = FakeObserver(workspace_bytes)
+    compat.join_fake_group(rank, world_size)
+    compat.install(observer)
+    cuda_like.install()
+    cuda_autocast.install()
+    context = RankContext(
+        rank=rank, local_rank=0, world_size=world_size, device=compat.GPU, fake=True
+    )
+    sink = _Sink(observer)
+    with compat.fake_mode():
+        observer.start()
+        job = build_job(spec, context, sink)
+        observer.watch(job.model, job.optimizer)
+        for step in range(steps):
+            sink.step = step
+            loss = job.run_step(sink)
+            del loss
+        observer.stop()
+    return DryRun(observer)
+
+
+def _refuse_unsupported(spec: ProfileSpec) -> None:
+    if spec.config.strategy not in STRATEGIES:
+        raise InputError(
+            f"strategy {spec.config.strategy} cannot be estimated yet",
+            where="config.strategy",
+            hint=f"one of: {', '.join(STRATEGIES)}",
+        )
+    if spec.config.compile:
+        raise InputError(
+            "compiled blocks cannot be estimated: Inductor plans their memory itself",
+            where="config.compile",
+            hint="--set config.compile=false estimates the eager job",
+        )
+
+
+def answer(request: DryRunRequest) -> DryRunAnswer:
+    """Carry out a request of the command."""
+    try:
+        spec = spec_from_mapping(request.spec, "spec")
+        run = dry_run(
+            spec,
+            rank=request.rank,
+            world_size=spec.world_size,
+            steps=request.steps,
+            workspace_bytes=request.workspace_bytes,
+        )
+    except InputError as error:
+        return DryRunAnswer(input_error=str(error))
+    estimate = summarise(
+        run.log,
+        run.observer.streams,
+        rank=request.rank,
+        settings=AllocatorSettings(expandable_segments=request.expandable_segments),
+        capacities=request.capacities,
+    )
+    return DryRunAnswer(estimate=estimate)
+
+
+def main() -> int:
+    """Read a request, write its answer."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=DryRunRequest)
+    output, sys.stdout = sys.stdout, sys.stderr  # what the user's model prints is not the answer
+    output.buffer.write(msgspec.json.encode(answer(request)))
+    output.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""The profiler's CPU observer on fake tensors: sees only what would lie on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from fsdp_doctor.memory.events import Allocation, Label
+from fsdp_doctor.memory.mechanisms import by_frames
+from fsdp_doctor.memory.replay import StreamNotes
+from fsdp_doctor.model.memory import Category
+from fsdp_doctor.profiler.observe.cpu_mode import StorageMode
+from fsdp_doctor.profiler.observe.cpu_tracker import CpuObserver
+from fsdp_doctor.profiler.observe.labels import plain_tensors
+from fsdp_doctor.simulator.compat import GPU, current_stream, in_backward, stream_number
+from fsdp_doctor.simulator.kernels import MATMULS, ON_GPU, scratch_bytes
+
+_aten: Any = torch.ops.aten
+_ADD = _aten.add.Tensor
+_CAST = _aten._to_copy.default  # noqa: SLF001
+_ITEM = _aten._local_scalar_dense.default  # noqa: SLF001
+_PIN = _aten._pin_memory.default  # noqa: SLF001
+_PINNED = _aten.is_pinned.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001
+
+DDP_BUCKET = Label(Category.COMMUNICATION, "ddp_bucket")
+
+
+class FakeStorageMode(StorageMode):
+    """Watches storages of fake tensors on the simulated GPU; answers what needs real data."""
+
+    def __init__(self, observer: FakeObserver) -> None:
+        super().__init__(observer, torch.device("meta"))
+        self._observer = observer
+
+    def key_of(self, tensor: torch.Tensor) -> int | None:
+        """The key of a tensor's storage, or None when it is not on the GPU.
+
+        A fake tensor's storage calls itself meta wherever the tensor is.
+        """
+        return super().key_of(tensor) if tensor.device == GPU else None
+
+    def _output(self, tensor: torch.Tensor, operator: Any, node: int, cast_of: int | None) -> None:
+        if tensor.device == GPU:
+            super()._output(tensor, operator, node, cast_of)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator on shapes, then look at the storages of its outputs."""
+        if DTensor in types:
+            return NotImplemented
+        if func in _ANSWERED:
+            return _ANSWERED[func](args)
+        if func is _PIN:
+            func, kwargs = _aten.clone.default, {}
+        result = func(*args, **(kwargs or {}))
+        if self._suppressed or result is None or isinstance(result, (int, float, bool)):
+            return result
+        node = self._node()
+        if func is _ADD and node and self._accumulated(args, result, node):
+            return result
+        source = None
+        if func is _CAST:
+            source = self._keys.get(id(args[0].untyped_storage()))
+        seen = result[: ON_GPU[func]] if func in ON_GPU else result
+        for tensor in plain_tensors(seen):
+            self._output(tensor, func, node, source)
+        self._observer.after(func, args)
+        return result
+
+    @staticmethod
+    def _node() -> int:
+        return in_backward()
+
+
+def _some_value(dtype: torch.dtype) -> bool | int | float:
+    """What ``.item()`` answers without data: true, or one."""
+    if dtype is torch.bool:
+        return True
+    return 1.0 if dtype.is_floating_point else 1
+
+
+_ANSWERED: dict[Any, Callable[[Any], Any]] = {
+    _WAIT: lambda args: args[0],
+    _ITEM: lambda args: _some_value(args[0].dtype),
+    _PINNED: lambda _args: True,
+}
+"""Operators that fake tensors cannot run."""
+
+
+class FakeObserver(CpuObserver):
+    """Logs what the GPU would hold, with the stream of every block.
+
+    ``workspace_bytes``: the cuBLAS workspace of each thread that multiplies (forward runs in
+    Python's thread, backward in autograd's).
+    """
+
+    source = "fake"
+
+    def __init__(self, workspace_bytes: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self._mode: FakeStorageMode = FakeStorageMode(self)
+        self._workspace_bytes = workspace_bytes
+        self._workspaces: set[tuple[bool, int]] = set()
+        self.streams = StreamNotes()
+
+    def born(self, key: int, size: int, operator: str | None, cast_of: int | None) -> None:
+        """Log a storage's memory on the current stream."""
+        super().born(key, size, operator, cast_of)
+        if size:
+            self.log.allocations[-1].stream = current_stream()
+
+    def resized(self, key: int, size: int) -> None:
+        """Log the new memory on the current stream."""
+        super().resized(key, size)
+        if size:
+            self.log.allocations[-1].stream = current_stream()
+
+    def use_on_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Take note of ``tensor.record_stream(stream)``."""
+        for inner in plain_tensors(tensor):
+            key = self._mode.key_of(inner)
+            allocation = None if key is None else self._live.get(key)
+            if allocation is not None:
+                self.streams.uses.setdefault(allocation.id, set()).add(stream_number(stream))
+
+    @property
+    def position(self) -> int:
+        """How many events there are so far."""
+        return self.log.position
+
+    def wait_until(self, position: int) -> None:
+        """The host waited until the GPU had done everything queued at ``position``."""
+        self.streams.waits.append((self.log.position, position))
+
+    def after(self, operator: Any, args: Any) -> None:
+        """Log what the operator's CUDA kernel allocates beside its outputs."""
+        if operator in MATMULS:
+            self._multiply()
+        for size in scratch_bytes(operator, args):
+            self.log.free(self._scratch(size, str(operator)))
+
+    def _multiply(self) -> None:
+        place = (bool(in_backward()), current_stream())
+        if self._workspace_bytes and place not in self._workspaces:
+            self._workspaces.add(place)
+            self._scratch(self._workspace_bytes, "cublas_workspace")
+
+    def _scratch(self, size: int, operator: str) -> Allocation:
+        self._mode.flush()
+        allocation = self.log.allocate(size, operator=operator)
+        allocation.stream = current_stream()
+        return allocation
+
+    def rebuild_buckets(self, sizes: list[int]) -> None:
+        """DDP drops its buckets and makes new ones of these sizes."""
+        as_views = False
+        for key, allocation in list(self._live.items()):
+            if allocation is not None and by_frames(allocation.frames) == DDP_BUCKET:
+                as_views |= allocation.label is not None
+                self.log.free(allocation)
+                self._live[key] = None
+        for size in sizes:
+            bucket = self._scratch(size, "aten.empty.memory_format")
+            bucket.hint = Label(Category.GRADIENTS) if as_views else DDP_BUCKET
+
+    def stop(self) -> None:
+        """Leave the mode and remove the hooks; the log stays."""
+        self._stop()
