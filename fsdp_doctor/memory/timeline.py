@@ -12,6 +12,8 @@ from fsdp_doctor.model.memory import Anatomy, Category, Phase, PhaseAnatomy, Top
 
 SETUP_STEP = -1
 TOP_ALLOCATIONS = 40
+GAP_SCRATCH_BYTES = 4096
+"""Work outside of named phases that allocates no more than this (scalars) is not told apart."""
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
@@ -25,6 +27,8 @@ class PhasePeak:
     """Events before the peak."""
     end_bytes: int
     """At the end of the last micro batch's phase."""
+    rise_bytes: int = 0
+    """Largest peak above the level at which the phase began."""
 
 
 @dataclass(slots=True)
@@ -68,7 +72,11 @@ def analyse(log: EventLog, step: int, curve: list[int] | None = None) -> StepMem
             if peak.peak_bytes > known.peak_bytes:
                 known.peak_bytes, known.position = peak.peak_bytes, peak.position
             known.end_bytes = peak.end_bytes
+            known.rise_bytes = max(known.rise_bytes, peak.rise_bytes)
         result.end_position = len(curve) - 1 if span.end is None else span.end
+    gap = result.phases.get(Phase.UNKNOWN)
+    if gap is not None and len(result.phases) > 1 and gap.rise_bytes <= GAP_SCRATCH_BYTES:
+        del result.phases[Phase.UNKNOWN]
     return result
 
 
@@ -76,7 +84,13 @@ def _span_peak(span: PhaseSpan, curve: list[int]) -> PhasePeak:
     end = len(curve) - 1 if span.end is None else span.end
     peak = max(curve[span.begin : end + 1])
     position = curve.index(peak, span.begin, end + 1)
-    return PhasePeak(phase=span.phase, peak_bytes=peak, position=position, end_bytes=curve[end])
+    return PhasePeak(
+        phase=span.phase,
+        peak_bytes=peak,
+        position=position,
+        end_bytes=curve[end],
+        rise_bytes=peak - curve[span.begin],
+    )
 
 
 def alive(log: EventLog, position: int) -> list[Allocation]:
@@ -148,8 +162,12 @@ def build_anatomy(
     measured_peak_bytes: dict[str, int] | None = None,
     expected_bytes: dict[str, int] | None = None,
     incomplete: str | None = None,
+    unfinished: bool = False,
 ) -> Anatomy:
     """The anatomy of ``step``, with the set-up phases (step -1) beside it.
+
+    An ``unfinished`` step is that of its last phase, where it failed: a larger peak before is not
+    what ended it, and nothing is resident yet.
 
     ``measured_peak_bytes`` (phase -> bytes, from the device's own counters) overrules the log: what
     the log cannot see goes to category ``rounding``, and a contradiction is named in
@@ -169,21 +187,32 @@ def build_anatomy(
         phases[peak.phase.value] = _phase_anatomy(log, peak, measured, notes)
     if not memory.phases:
         raise ValueError(f"step {step} was not observed")
-    top = max(memory.phases, key=lambda phase: phases[phase.value].peak_allocated_bytes)
-    whole = phases[top.value]
+    if unfinished:
+        span = next(span for span in reversed(log.phases) if span.step == step)
+        peak = _span_peak(span, curve)
+        whole = _phase_anatomy(log, peak, measured, notes)
+        phases.setdefault(peak.phase.value, whole)
+    else:
+        peak = max(memory.phases.values(), key=lambda p: _rank(p, phases))
+        whole = phases[peak.phase.value]
     return Anatomy(
         step=step,
         source=source,
-        peak_phase=top,
+        peak_phase=peak.phase,
         peak_allocated_bytes=whole.peak_allocated_bytes,
         categories=dict(whole.categories),
         phases=phases,
-        resident=by_category(alive(log, memory.end_position)),
-        top_allocations=top_allocations(alive(log, memory.phases[top].position)),
+        resident={} if unfinished else by_category(alive(log, memory.end_position)),
+        top_allocations=top_allocations(alive(log, peak.position)),
         expected_bytes=dict(expected_bytes or {}),
         events=log.position,
         incomplete="; ".join(notes) or None,
     )
+
+
+def _rank(peak: PhasePeak, phases: dict[str, PhaseAnatomy]) -> tuple[int, bool]:
+    """What the step's peak is chosen by: the largest; of equals the first that has a name."""
+    return phases[peak.phase.value].peak_allocated_bytes, peak.phase is not Phase.UNKNOWN
 
 
 SMALL_BLOCK_BYTES = 1 << 20

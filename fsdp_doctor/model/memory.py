@@ -109,7 +109,7 @@ class Anatomy:
     phases: dict[str, PhaseAnatomy]
     """Phases of the observed step, and ``init``, ``wrap`` of the set-up where seen."""
     resident: dict[str, int]
-    """Category -> bytes at the end of the step."""
+    """Category -> bytes at the end of the step; empty for a step that an exception ended."""
     top_allocations: tuple[TopAllocation, ...] = ()
     expected_bytes: dict[str, int] = field(default_factory=dict)
     """parameters, gradients, optimizer_state: counted from the tensors' shapes, rounded per tensor

@@ -78,13 +78,13 @@ class PhaseRecord:
     """One phase of one step on one rank."""
 
     step: int
-    """-1 for set-up (init, wrap)."""
+    """-1: set-up (init, wrap), -2: outside of steps, after the first."""
     phase: Phase
     microbatch: int = 0
     end: MemoryCounters = field(default_factory=MemoryCounters)
     peak: MemoryCounters = field(default_factory=MemoryCounters)
     time_s: float | None = None
-    """Duration: by CUDA events on a GPU, by the host clock elsewhere. Known one step late."""
+    """Duration: by CUDA events in a step on a GPU, else by the host clock. Known one step late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +92,13 @@ class StepRecord:
     """One step on one rank."""
 
     step: int
-    kind: Literal["observed", "warmup", "timed", "kernel_profile"]
+    kind: Literal["observed", "warmup", "timed", "checkpoint", "kernel_profile"]
     """Only ``timed`` steps carry times that mean anything."""
     phases: tuple[PhaseRecord, ...] = ()
     step_time_s: float | None = None
+    gap_s: float | None = None
+    """From the end of the step before to the start of this one, by the host clock: what the loop
+    does between steps (waiting for data, evaluation)."""
     loss: float | None = None
     """None: not known (one-rank runs have no meaningful loss)."""
     loss_finite: bool | None = None
@@ -134,6 +137,8 @@ class RankSeries:
     pid: int | None = None
     device: str | None = None
     setup: tuple[PhaseRecord, ...] = ()
+    outside: tuple[PhaseRecord, ...] = ()
+    """Phases between steps (evaluation, a checkpoint), in their order."""
     steps: tuple[StepRecord, ...] = ()
     anatomy: Anatomy | None = None
     time_breakdown: tuple[TimeBreakdown, ...] = ()

@@ -48,7 +48,7 @@ class HostClock:
 
 
 class CudaClock:
-    """CUDA events on the current stream."""
+    """CUDA events on the device's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -56,7 +56,7 @@ class CudaClock:
     def mark(self) -> torch.cuda.Event:
         """Record an event."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def done(self, mark: torch.cuda.Event) -> bool:
@@ -80,8 +80,10 @@ class StepTimes:
     start: Any
     end: Any = None
     phases: list[tuple[Phase, int, Any, Any]] = field(default_factory=list)
-    loss: torch.Tensor | None = None
-    """A host scalar (pinned on CUDA) that holds the loss once the step is done."""
+    gaps: bool = False
+    """Whether work outside of phases counts as a phase, ``unknown``."""
+    loss: torch.Tensor | float | None = None
+    """The loss, or a pinned scalar that holds it once the step is done."""
 
 
 class TimeKeeper:
@@ -94,6 +96,16 @@ class TimeKeeper:
     def add(self, times: StepTimes) -> None:
         """Queue a step that has ended."""
         self._pending.append(times)
+
+    def rest(self) -> list[dict[str, Any]]:
+        """Return the records of all steps the device has passed, without waiting for others.
+
+        For a job that failed: the device may never come to the end of its work.
+        """
+        records = []
+        while self._pending and self.clock.done(self._pending[0].end):
+            records.append(self._resolve(self._pending.popleft()))
+        return records
 
     def ready(self, *, wait: bool = False) -> list[dict[str, Any]]:
         """Return the ``times`` records of steps the device has passed, oldest first.
@@ -108,13 +120,18 @@ class TimeKeeper:
         return records
 
     def _resolve(self, times: StepTimes) -> dict[str, Any]:
+        whole = self.clock.between_s(times.start, times.end)
+        phases = [
+            (phase, micro, self.clock.between_s(start, end))
+            for phase, micro, start, end in times.phases
+        ]
+        if times.gaps:
+            named = sum(seconds for _, _, seconds in phases)
+            phases.append((Phase.UNKNOWN, 0, max(0.0, whole - named)))
         record: dict[str, Any] = {
             "step": times.step,
-            "step_time_s": self.clock.between_s(times.start, times.end),
-            "phases": [
-                (phase, micro, self.clock.between_s(start, end))
-                for phase, micro, start, end in times.phases
-            ],
+            "step_time_s": whole,
+            "phases": phases,
         }
         if times.loss is not None:
             loss = float(times.loss)

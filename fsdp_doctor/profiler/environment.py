@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from fsdp_doctor.redact import redact, redact_text
 
 _PREFIXES = (
     "PYTORCH_", "TORCH_", "NCCL_", "CUDA_", "CUBLAS_", "OMP_", "MKL_", "GLOO_", "FSDP_",
-    "ACCELERATE_", "NVTE_", "UCX_", "SLURM_JOB_ID", "SLURM_NNODES",
+    "ACCELERATE_", "NVTE_", "UCX_", "SLURM_JOB_ID", "SLURM_NNODES", "TORCHINDUCTOR_",
+    "TORCHDYNAMO_", "NVIDIA_TF32_OVERRIDE",
 )  # fmt: skip
 _IGNORED = {"CUDA_VISIBLE_DEVICES_ORIGINAL", "OMPI_COMM_WORLD_RANK", "CUDA_VERSION"}
 
@@ -23,31 +25,49 @@ def collect_environment(device: torch.device) -> dict[str, Any]:
 
     Everything is redacted; a fact that cannot be had is None.
     """
-    facts: dict[str, Any] = {
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
-        "nccl": _nccl_version() if device.type == "cuda" else None,
-        "driver": None,
-        "device_name": None,
-        "device_total_bytes": None,
-        "device_count": torch.cuda.device_count() if device.type == "cuda" else 0,
-        "host_cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32 if device.type == "cuda" else None,
-        "variables": _variables(),
-        "git": _git_state(),
+    cuda = device.type == "cuda"
+    facts: dict[str, Callable[[], Any]] = {
+        "torch": lambda: str(torch.__version__),
+        "python": platform.python_version,
+        "platform": platform.platform,
+        "cuda": lambda: torch.version.cuda,
+        "cudnn": lambda: torch.backends.cudnn.version() if cuda else None,
+        "nccl": lambda: _nccl_version() if cuda else None,
+        "driver": lambda: _driver_version() if cuda else None,
+        "device_name": lambda: (
+            torch.cuda.get_device_properties(device).name if cuda else _processor_name()
+        ),
+        "device_total_bytes": lambda: (
+            torch.cuda.get_device_properties(device).total_memory if cuda else None
+        ),
+        "device_count": lambda: torch.cuda.device_count() if cuda else 0,
+        "host_cores": os.cpu_count,
+        "threads": torch.get_num_threads,
+        "tf32_matmul": lambda: tf32_matmul() if cuda else None,
+        "variables": _variables,
+        "git": _git_state,
     }
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        facts["device_name"] = properties.name
-        facts["device_total_bytes"] = properties.total_memory
-        facts["driver"] = _driver_version()
-    else:
-        facts["device_name"] = _processor_name()
-    return facts
+    return {name: _fact(read) for name, read in facts.items()}
+
+
+def _fact(read: Callable[[], Any]) -> Any:
+    """Return a fact, or None when it cannot be had: no run fails for want of one."""
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 (drivers and libraries raise what they like; None says so)
+        return None
+
+
+def tf32_matmul() -> bool:
+    """Return whether float32 matrix products may use TF32.
+
+    Since torch 2.9 ``fp32_precision`` tells; reading ``allow_tf32`` raises once it was set.
+    """
+    matmul = torch.backends.cuda.matmul
+    precision = getattr(matmul, "fp32_precision", None)
+    if precision is not None:
+        return bool(precision == "tf32")
+    return bool(matmul.allow_tf32)
 
 
 def _nccl_version() -> str | None:

@@ -18,7 +18,7 @@ _LONGEST_MESSAGE = 4000
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def describe_failure(error: BaseException, step: int, phase: str) -> dict[str, Any]:
+def describe_failure(error: BaseException, step: int | None, phase: str) -> dict[str, Any]:
     """Return kind, message, step, phase and frames of ``error``, redacted."""
     text = redact_text(f"{type(error).__name__}: {error}")[:_LONGEST_MESSAGE]
     requested = _REQUESTED.search(text)
@@ -39,6 +39,8 @@ def describe_failure(error: BaseException, step: int, phase: str) -> dict[str, A
 def _kind(error: BaseException) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "device_oom"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         return "no_space"
     return "exception"

@@ -2,9 +2,10 @@
 
 History of the format (``schema`` in run.json)
     1  run.json (RunManifest) and one append-only rank-NNNNN.jsonl per rank. Each line is an object
-       with a ``record`` key: start, phase, step, times, anatomy, time_breakdown, failure, end (by
-       the rank) and exit (by the rank's parent process). Memory is written when it is read; times
-       follow one step later.
+       with a ``record`` key: start, begin, phase, step, times, anatomy, time_breakdown, warning,
+       failure, end (by the rank) and exit (by the rank's parent process); begin and warning were
+       added later, and readers skip what they do not know. Memory is written when it is read;
+       times follow one step later.
 """
 
 from fsdp_doctor.runs.reader import load_launches, load_run

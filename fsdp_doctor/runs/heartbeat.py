@@ -34,8 +34,8 @@ class HeartbeatWriter:
     """Overwrites the heartbeat file in place (one ``pwrite`` of fixed width)."""
 
     def __init__(self, directory: Path, rank: int) -> None:
-        path = heartbeat_path(directory, rank)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._path = heartbeat_path(directory, rank)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 
     def beat(self, step: int, phase: str) -> None:
         """Say that ``phase`` of ``step`` begins now."""
@@ -45,6 +45,10 @@ class HeartbeatWriter:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
+
+    def remove(self) -> None:
+        """Remove the file, once the rank has written down how it ended."""
+        self._path.unlink(missing_ok=True)
 
 
 def read_heartbeat(directory: Path, rank: int) -> Heartbeat | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,21 @@ from fsdp_doctor.model.run import (
     PhaseRecord,
     RankSeries,
     Run,
-    RunManifest,
     StepRecord,
     TimeBreakdown,
 )
-from fsdp_doctor.runs.writer import MANIFEST_NAME, SCHEMA, rank_file_name
+from fsdp_doctor.runs.files import load_manifest, read_records, records_of
+from fsdp_doctor.runs.outcome import settled
+from fsdp_doctor.runs.phases import (
+    OUTSIDE_STEP,
+    SETUP_STEP,
+    PhaseTime,
+    match_times,
+    merge_parts,
+)
+from fsdp_doctor.runs.writer import MANIFEST_NAME, rank_file_name
+
+__all__ = ["is_run_directory", "load_launches", "load_manifest", "load_run", "read_records"]
 
 _STEP_FIELDS = {field.name for field in fields(StepRecord)}
 
@@ -55,7 +64,8 @@ def load_launches(path: Path) -> list[Run]:
 def load_run(directory: Path) -> Run:
     """Read a run directory.
 
-    Torn or unknown lines become warnings of the manifest. Raises InputError when run.json is
+    Torn or unknown lines become warnings of the manifest. How the run ended is what its ranks say
+    where run.json says it is still running (see ``outcome``). Raises InputError when run.json is
     missing, broken or of a newer schema.
     """
     manifest = load_manifest(directory / MANIFEST_NAME)
@@ -68,61 +78,22 @@ def load_run(directory: Path) -> Run:
         else:
             warnings.append(f"{path.name}: missing, rank {rank} recorded nothing")
             series.append(RankSeries(rank=rank))
+    manifest = replace(manifest, warnings=tuple(warnings))
     return Run(
-        manifest=replace(manifest, warnings=tuple(warnings)),
+        manifest=settled(manifest, directory, series),
         ranks=tuple(series),
         directory=directory,
     )
 
 
-def load_manifest(path: Path) -> RunManifest:
-    """Read run.json; InputError when it is missing, broken or of a newer schema."""
-    try:
-        raw = msgspec.json.decode(path.read_bytes())
-        schema = raw.get("schema") if isinstance(raw, dict) else None
-        if not isinstance(schema, int) or schema > SCHEMA:
-            raise InputError(
-                f"schema {schema!r} is not known to this version (newest: {SCHEMA})",
-                where=str(path),
-                hint="upgrade fsdp-doctor",
-            )
-        return msgspec.convert(raw, RunManifest)
-    except OSError as error:
-        raise InputError(error.strerror or str(error), where=str(path)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"not a valid run manifest: {error}", where=str(path)) from None
-
-
-def _records(path: Path, warnings: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    decoder = msgspec.json.Decoder()
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            try:
-                record = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                torn = "torn by a crash" if not line.endswith(b"\n") else "not JSON"
-                warnings.append(f"{path.name}:{number}: line skipped ({torn})")
-                continue
-            if isinstance(record, dict) and isinstance(record.get("record"), str):
-                yield number, record
-            else:
-                warnings.append(f"{path.name}:{number}: line skipped (not a record)")
-
-
-def read_records(directory: Path, rank: int) -> list[dict[str, Any]]:
-    """Return a rank's raw records, whole lines only; none when the file is missing."""
-    path = directory / rank_file_name(rank)
-    return [record for _, record in _records(path, [])] if path.is_file() else []
-
-
 class _Builder:
     """Collects the records of one rank."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, warnings: list[str]) -> None:
         self.series: dict[str, Any] = {"rank": rank}
+        self.warnings = warnings
         self.phases: dict[int, list[PhaseRecord]] = {}
+        self.times: dict[int, list[PhaseTime]] = {}
         self.steps: dict[int, dict[str, Any]] = {}
 
     def add(self, record: dict[str, Any]) -> None:
@@ -132,7 +103,7 @@ class _Builder:
         elif kind == "phase":
             phase = msgspec.convert(record, PhaseRecord)
             self.phases.setdefault(phase.step, []).append(phase)
-        elif kind == "step":
+        elif kind in ("begin", "step"):
             self._step(record).update({k: v for k, v in record.items() if k in _STEP_FIELDS})
         elif kind == "times":
             self._times(record)
@@ -142,6 +113,17 @@ class _Builder:
             self.series["time_breakdown"] = msgspec.convert(
                 record["items"], tuple[TimeBreakdown, ...]
             )
+        else:
+            self._add_end(kind, record)
+
+    def _add_end(self, kind: str, record: dict[str, Any]) -> None:
+        if kind == "warning":
+            self.warnings.append(f"rank {self.series['rank']}: {record['text']}")
+        elif kind == "failure":
+            step = record.get("step")
+            if isinstance(step, int) and step >= 0:
+                names = ("allocation_retries", "out_of_memory_count")
+                self._step(record).update({k: record[k] for k in names if k in record})
         elif kind == "end":
             self.series["finished"] = True
         elif kind == "exit":
@@ -158,25 +140,31 @@ class _Builder:
         if step >= 0:
             names = ("step_time_s", "loss", "loss_finite")
             self._step(record).update({k: record[k] for k in names if k in record})
-        times = {(phase, micro): time_s for phase, micro, time_s in record.get("phases", ())}
-        self.phases[step] = [
-            replace(known, time_s=times.get((known.phase, known.microbatch)))
-            for known in self.phases.get(step, ())
-        ]
+        times = [(phase, micro, time_s) for phase, micro, time_s in record.get("phases", ())]
+        self.times.setdefault(step, []).extend(times)
 
     def build(self) -> RankSeries:
         steps = []
         for step in sorted(self.steps.keys() | {s for s in self.phases if s >= 0}):
             raw_step = {"kind": "warmup", **self.steps.get(step, {"step": step})}
             record = msgspec.convert(raw_step, StepRecord)
-            steps.append(replace(record, phases=tuple(self.phases.get(step, ()))))
-        raw = {**self.series, "setup": tuple(self.phases.get(-1, ())), "steps": tuple(steps)}
+            phases = merge_parts(self.phases.get(step, ()), self.times.get(step, ()))
+            steps.append(replace(record, phases=phases))
+        raw = {
+            **self.series,
+            "setup": self._apart(SETUP_STEP),
+            "outside": self._apart(OUTSIDE_STEP),
+            "steps": tuple(steps),
+        }
         return RankSeries(**raw)
+
+    def _apart(self, place: int) -> tuple[PhaseRecord, ...]:
+        return match_times(self.phases.get(place, ()), self.times.get(place, ()))
 
 
 def _load_rank(path: Path, rank: int, warnings: list[str]) -> RankSeries:
-    builder = _Builder(rank)
-    for number, record in _records(path, warnings):
+    builder = _Builder(rank, warnings)
+    for number, record in records_of(path, warnings):
         try:
             builder.add(record)
         except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:

@@ -12,8 +12,8 @@ from typing import Any
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.run import Failure
 from fsdp_doctor.redact import short_path
+from fsdp_doctor.runs.files import read_records
 from fsdp_doctor.runs.heartbeat import Heartbeat, read_heartbeat
-from fsdp_doctor.runs.reader import read_records
 
 _FOLLOWS = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket closed|gloo[/\\]transport|"

@@ -24,6 +24,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fsdp_doctor.profiler.observe.faults import Faults
 from fsdp_doctor.profiler.observe.labels import plain_tensors
 
 _ADD = torch.ops.aten.add.Tensor
@@ -59,6 +60,8 @@ class StorageMode(TorchDispatchMode):
     def __init__(self, sink: StorageSink, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._sink, self._device = sink, device
+        self.faults = Faults()
+        """Errors in our own code; the operator they came from has run and is answered."""
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._keys: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
@@ -91,7 +94,10 @@ class StorageMode(TorchDispatchMode):
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             result = original(storage, size)
-            self.see_storage(storage, "aten.resize_")
+            try:
+                self.see_storage(storage, "aten.resize_")
+            except Exception as error:  # noqa: BLE001 (the user's call is not to blame)
+                self.faults.keep(error)
             return result
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
@@ -199,11 +205,17 @@ class StorageMode(TorchDispatchMode):
         if DTensor in types:
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        if self._suppressed:
-            return result
+        if not self._suppressed and self.faults.first is None:
+            try:
+                self._look(func, args, result)
+            except Exception as error:  # noqa: BLE001 (the user's operator is not to blame)
+                self.faults.keep(error)
+        return result
+
+    def _look(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         node = _current_node()
         if func is _ADD and node and self._accumulated(args, result, node):
-            return result
+            return
         if type(result) in _PLAIN:
             cast_of = None
             if func is _CAST:
@@ -214,7 +226,6 @@ class StorageMode(TorchDispatchMode):
                 if isinstance(leaf, torch.Tensor):
                     for tensor in plain_tensors(leaf):
                         self._output(tensor, func, node, None)
-        return result
 
     def _output(self, tensor: torch.Tensor, operator: Any, node: int, cast_of: int | None) -> None:
         key = self.see_storage(tensor.untyped_storage(), operator, cast_of)

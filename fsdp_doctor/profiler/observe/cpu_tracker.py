@@ -14,6 +14,7 @@ from fsdp_doctor.memory.events import Allocation, EventLog, Label, stronger
 from fsdp_doctor.memory.timeline import build_anatomy
 from fsdp_doctor.model.memory import Anatomy, Category, MemoryCounters, Phase
 from fsdp_doctor.profiler.observe.cpu_mode import StorageMode
+from fsdp_doctor.profiler.observe.faults import Faults
 from fsdp_doctor.profiler.observe.frames import FrameReader
 from fsdp_doctor.profiler.observe.identity import IdentityScanner
 from fsdp_doctor.profiler.observe.labels import plain_tensors
@@ -30,10 +31,12 @@ class CpuObserver:
 
     def __init__(self, device: torch.device) -> None:
         self.log = EventLog()
+        self._faults = Faults()
         self._mode = StorageMode(self, torch.device(device.type))
+        self._mode.faults = self._faults
         self._frames = FrameReader()
-        self._identity = IdentityScanner(self._label, self._hint)
-        self._modules = ModuleWatcher(self.log, self._on_forward)
+        self._identity = IdentityScanner(self._label, self._hint, self._faults)
+        self._modules = ModuleWatcher(self.log, self._on_forward, self._faults)
         self._live: dict[int, Allocation | None] = {}
         self._casts: list[tuple[Allocation, Allocation]] = []
         self._labels: dict[int, Label] = {}
@@ -49,17 +52,24 @@ class CpuObserver:
 
     def begin_phase(self, step: int, phase: Phase, microbatch: int) -> None:
         """Mark the log."""
+        self._faults.raise_first()
         self._mode.flush()
         self._phase = phase
         self.log.begin_phase(step, phase, microbatch)
 
     def end_phase(self) -> tuple[MemoryCounters, MemoryCounters]:
         """Mark the log, and label what is held by model and optimizer now."""
-        self._mode.flush()
-        end, peak = self.log.current_bytes, self.log.peak_bytes
+        self._faults.raise_first()
+        counters = self.seen()
         self._identity.scan(gradients_complete=self._phase is Phase.BACKWARD)
         self.log.end_phase()
         self._phase = None
+        return counters
+
+    def seen(self) -> tuple[MemoryCounters, MemoryCounters]:
+        """Return what the log counts."""
+        self._mode.flush()
+        end, peak = self.log.current_bytes, self.log.peak_bytes
         return (
             MemoryCounters(allocated_bytes=end, requested_bytes=end),
             MemoryCounters(allocated_bytes=peak, requested_bytes=peak),
@@ -81,6 +91,7 @@ class CpuObserver:
     def finish(self, step: int, measured_peak_bytes: dict[str, int] | None) -> Anatomy:  # noqa: ARG002
         """Leave the mode, remove the hooks, build the anatomy. The measured peaks are our own."""
         self._stop()
+        self._faults.raise_first()
         return self._anatomy(step, None)
 
     def abort(self) -> Anatomy | None:
@@ -90,17 +101,19 @@ class CpuObserver:
             return None
         last = self.log.phases[-1]
         reason = f"the step ended in phase {last.phase.value} with an exception"
-        return self._anatomy(last.step, reason)
+        return self._anatomy(last.step, reason, unfinished=True)
 
     def _stop(self) -> None:
-        self._mode.flush()
-        self.log.end_phase()
-        self._identity.scan(gradients_complete=False)
-        self._modules.remove()
-        self._identity.remove()
-        self._mode.uninstall()
+        try:
+            self._mode.flush()
+            self.log.end_phase()
+            self._identity.scan(gradients_complete=False)
+        finally:
+            self._modules.remove()
+            self._identity.remove()
+            self._mode.uninstall()
 
-    def _anatomy(self, step: int, incomplete: str | None) -> Anatomy:
+    def _anatomy(self, step: int, incomplete: str | None, *, unfinished: bool = False) -> Anatomy:
         self.log.head_module = self._modules.head_module or self.log.head_module
         for cast, original in self._casts:
             held = original.label
@@ -112,6 +125,7 @@ class CpuObserver:
             source=self.source,
             expected_bytes=self._identity.expected_bytes,
             incomplete=incomplete,
+            unfinished=unfinished,
         )
 
     def _on_forward(self, module: nn.Module) -> None:

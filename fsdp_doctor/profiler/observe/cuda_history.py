@@ -4,8 +4,12 @@ While the job runs only marks are taken: where phases and module calls begin and
 address holds which tensor. Each mark carries the allocator's count of operations, so it can be
 placed exactly in the trace. Nothing here allocates on the device or synchronises it.
 
-Private: ``torch.cuda.memory._record_memory_history`` (``enabled, context, stacks, max_entries``:
-2.1 - 2.14), ``torch.cuda.memory._snapshot`` (2.0 - 2.14).
+The allocator has one history, and turning it off ends everyone's. If somebody has turned it on
+already, nothing is observed; a history that is turned on during the observation ends with it.
+
+Private: ``torch._C._cuda_isHistoryEnabled`` (2.1 - 2.14),
+``torch.cuda.memory._record_memory_history`` (``enabled, context, stacks, max_entries``: 2.1 -
+2.14), ``torch.cuda.memory._snapshot`` (2.0 - 2.14).
 """
 # ruff: noqa: SLF001
 
@@ -34,6 +38,7 @@ from fsdp_doctor.memory.cuda_trace import (
 from fsdp_doctor.memory.events import Label
 from fsdp_doctor.memory.timeline import build_anatomy
 from fsdp_doctor.model.memory import Anatomy, Category, MemoryCounters, Phase
+from fsdp_doctor.profiler.observe.faults import Faults
 from fsdp_doctor.profiler.observe.identity import IdentityScanner
 from fsdp_doctor.profiler.observe.labels import plain_tensors
 from fsdp_doctor.profiler.observe.modules import ModuleWatcher
@@ -54,8 +59,9 @@ class CudaHistoryObserver:
         self._now: tuple[int, int | None] = (0, None)
         self._origin: int | None = None
         self._recording = False
-        self._identity = IdentityScanner(self._label, self._hint)
-        self._modules = ModuleWatcher(self, self._identity.hook_views)
+        self._faults = Faults()
+        self._identity = IdentityScanner(self._label, self._hint, self._faults)
+        self._modules = ModuleWatcher(self, self._identity.hook_views, self._faults)
         self._autocast_weights: dict[str, tuple[int, ...]] = {}
         self._phase: Phase | None = None
         self._last_step = -1
@@ -63,8 +69,14 @@ class CudaHistoryObserver:
     # -- Observer -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Turn the allocator's history on, before anything lives on the device."""
+        """Turn the allocator's history on, before anything lives on the device.
+
+        Raises RuntimeError when it is on already.
+        """
         torch.cuda.init()  # history needs the allocator to exist
+        enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)  # absent from CPU builds
+        if enabled is not None and enabled():
+            raise RuntimeError("the allocator's history is on already and is not ours to end")
         torch.cuda.memory._record_memory_history(
             enabled="all", context="alloc", stacks="python", max_entries=MAX_ENTRIES
         )
@@ -73,14 +85,20 @@ class CudaHistoryObserver:
 
     def begin_phase(self, step: int, phase: Phase, microbatch: int) -> None:
         """Take a mark."""
+        self._faults.raise_first()
         self._phase, self._last_step = phase, step
         self._mark(Begin(step, phase, microbatch))
 
     def end_phase(self) -> tuple[MemoryCounters, MemoryCounters]:
         """Take a mark, and note at which addresses model and optimizer hold what."""
+        self._faults.raise_first()
         self._scan(gradients_complete=self._phase is Phase.BACKWARD)
         self._mark(End(self._requested_peak()))
         self._phase = None
+        return MemoryCounters(), MemoryCounters()
+
+    def seen(self) -> tuple[MemoryCounters, MemoryCounters]:
+        """Return nothing: the device counts."""
         return MemoryCounters(), MemoryCounters()
 
     def watch(self, model: nn.Module, optimizer: Optimizer | None) -> None:
@@ -104,15 +122,18 @@ class CudaHistoryObserver:
         if not any(isinstance(mark.note, Begin) for mark in self._marks):
             self._stop()
             return None
-        phase = "set-up" if self._phase is None else self._phase.value
-        reason = f"an exception ended the step (phase {phase})"
+        place = "outside of phases" if self._phase is None else f"phase {self._phase.value}"
+        reason = f"an exception ended the step ({place})"
         return self._anatomy(self._last_step, None, reason)
 
     def _anatomy(self, step: int, measured: dict[str, int] | None, reason: str | None) -> Anatomy:
-        self._scan(gradients_complete=False)
-        head = self._modules.head_module
-        at_end = self._operations()
-        snapshot = self._stop()
+        try:
+            self._scan(gradients_complete=False)
+            head = self._modules.head_module
+            at_end = self._operations()
+        finally:
+            snapshot = self._stop()
+        self._faults.raise_first()
         expected = None
         if at_end is not None and self._origin is not None:
             expected = at_end - self._origin
@@ -137,6 +158,7 @@ class CudaHistoryObserver:
             measured_peak_bytes=measured,
             expected_bytes=self._identity.expected_bytes,
             incomplete="; ".join(notes) or None,
+            unfinished=reason is not None,
         )
 
     def _stop(self) -> dict[str, Any]:
@@ -146,8 +168,10 @@ class CudaHistoryObserver:
         if not self._recording:
             return {}
         self._recording = False
-        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
-        torch.cuda.memory._record_memory_history(enabled=None)
+        try:
+            snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)
         return snapshot
 
     # -- ModuleSink ---------------------------------------------------------------------------

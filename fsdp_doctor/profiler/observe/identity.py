@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fsdp_doctor.memory.events import Label
 from fsdp_doctor.model.memory import Category
+from fsdp_doctor.profiler.observe.faults import Faults
 from fsdp_doctor.profiler.observe.labels import flat_params, fsdp2_params, held_by, plain_tensors
 
 _COUNTED = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
@@ -29,8 +30,10 @@ class IdentityScanner:
         self,
         label: Callable[[torch.Tensor, Label], int | None],
         hint: Callable[[torch.Tensor, Label], None],
+        faults: Faults | None = None,
     ) -> None:
         self._label, self._hint = label, hint
+        self._faults = faults or Faults()
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         self._names: dict[int, str] = {}
@@ -100,12 +103,17 @@ class IdentityScanner:
                 self._handles.append(view.register_hook(self._on_view_gradient))
 
     def _on_view_gradient(self, gradient: torch.Tensor) -> None:
-        for tensor in plain_tensors(gradient):
-            self._hint(tensor, _WHOLE_GRADIENT)
+        self._hint_whole(gradient)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        for tensor in plain_tensors(parameter.grad):
-            self._hint(tensor, _WHOLE_GRADIENT)
+        self._hint_whole(parameter.grad)
+
+    def _hint_whole(self, gradient: torch.Tensor | None) -> None:
+        try:
+            for tensor in plain_tensors(gradient):
+                self._hint(tensor, _WHOLE_GRADIENT)
+        except Exception as error:  # noqa: BLE001 (the user's backward is not to blame)
+            self._faults.keep(error)
 
 
 def _weights(module: nn.Module) -> list[torch.Tensor]:

@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from fsdp_doctor.profiler.observe.faults import Faults
+
 _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 _CLAIMED = "fsdp_doctor_module"
 
@@ -64,8 +66,14 @@ class ModuleWatcher:
     ``on_forward`` is called with each module when its forward begins.
     """
 
-    def __init__(self, sink: ModuleSink, on_forward: Callable[[nn.Module], None]) -> None:
+    def __init__(
+        self,
+        sink: ModuleSink,
+        on_forward: Callable[[nn.Module], None],
+        faults: Faults | None = None,
+    ) -> None:
         self._sink, self._on_forward = sink, on_forward
+        self._faults = faults or Faults()
         self._names: dict[int, str] = {}
         self._handles: list[RemovableHandle] = []
         self._last_linear: tuple[str, int] | None = None
@@ -95,10 +103,19 @@ class ModuleWatcher:
         self._names.clear()
 
     def _before(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002
-        self._sink.enter_module(self._names.get(id(module), type(module).__name__))
-        self._on_forward(module)
+        try:
+            self._sink.enter_module(self._names.get(id(module), type(module).__name__))
+            self._on_forward(module)
+        except Exception as error:  # noqa: BLE001 (the user's forward is not to blame)
+            self._faults.keep(error)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        try:
+            self._leave(module, output)
+        except Exception as error:  # noqa: BLE001 (the user's forward is not to blame)
+            self._faults.keep(error)
+
+    def _leave(self, module: nn.Module, output: Any) -> None:
         name = self._names.get(id(module), type(module).__name__)
         if output is not None:
             self._find_head(module, name, output)

@@ -28,6 +28,9 @@ class Observer(Protocol):
         All fields are None where the device's own counters are the truth (CUDA).
         """
 
+    def seen(self) -> tuple[MemoryCounters, MemoryCounters]:
+        """Return (now, peak of the running phase) as ``end_phase`` would, without ending it."""
+
     def watch(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Take note of model and optimizer: as soon as they exist, and again after wrapping."""
 
@@ -41,4 +44,7 @@ class Observer(Protocol):
         """
 
     def abort(self) -> Anatomy | None:
-        """Stop after an exception in mid-step: what was alive at the last peak, or None."""
+        """Stop after an exception in mid-step: what was alive at the last peak, or None.
+
+        Every hook is removed even if this raises.
+        """
