@@ -1,4 +1,4 @@
-"""Write docs/specs.md from the docstrings of fsdp_doctor/model/spec.py.
+"""Write docs/specs.md from the docstrings of fsdp_doctor/model/spec.py and megatron_spec.py.
 
     python docs/generate.py
 
@@ -12,7 +12,7 @@ import inspect
 import textwrap
 from pathlib import Path
 
-from fsdp_doctor.model import spec
+from fsdp_doctor.model import megatron_spec, spec
 
 HEAD = """# Specs
 
@@ -29,8 +29,10 @@ This page is written by `python docs/generate.py` from the source.
 
 def sections() -> list[tuple[str, ast.ClassDef]]:
     """Return (dotted path, class) of every section, parents first."""
-    tree = ast.parse(inspect.getsource(spec))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    bodies = [ast.parse(inspect.getsource(module)).body for module in (spec, megatron_spec)]
+    classes = {
+        node.name: node for body in bodies for node in body if isinstance(node, ast.ClassDef)
+    }
     found: list[tuple[str, ast.ClassDef]] = []
 
     def visit(path: str, node: ast.ClassDef) -> None:

@@ -45,6 +45,13 @@ def _torchrun_options(function: Any) -> Any:
     help="Repeat each spec in fresh processes (claims about step time need three).",
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a spec field.")
+@click.option(
+    "--checkpoint",
+    "checkpoint",
+    metavar="FORMAT",
+    help="Save and load a checkpoint after the timed steps: torch_dist, fsdp_dtensor, torch_dcp, "
+    "full.",
+)
 @launch_options
 @_torchrun_options
 @json_option
@@ -54,6 +61,7 @@ def command(
     output: Path,
     launches: int,
     overrides: tuple[str, ...],
+    checkpoint: str | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -74,6 +82,8 @@ def command(
         chosen = ["--nnodes", str(nodes), *chosen]
     if chosen and (launches > 1 or len(specs) > 1):
         raise InputError("rendezvous options go with one spec and one launch", where="--nnodes")
+    if checkpoint is not None:
+        overrides = (*overrides, f"checkpoint={checkpoint}")
     if options["one_rank_of"]:
         overrides = (*overrides, f"world_size={options['one_rank_of']}")
     loaded = [load_written_spec(path, overrides) for path in specs]

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from fsdp_doctor.config.validate_megatron import megatron
 from fsdp_doctor.config.yaml_source import Places
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.spec import MeshConfig, ProfileSpec
@@ -20,7 +21,7 @@ Violation = tuple[str, str, str | None]
 
 def validate(spec: ProfileSpec, places: Places) -> None:
     """Raise InputError for the first broken rule, naming its key and place."""
-    for rule in (_sizes, _model, _steps, _fsdp1, _fsdp2, _precision, _optimizer):
+    for rule in (_sizes, _model, _steps, _fsdp1, _fsdp2, _precision, _optimizer, megatron):
         for path, message, hint in rule(spec):
             raise InputError(message, where=places.where(path), hint=hint)
 
@@ -202,7 +203,7 @@ def _precision(spec: ProfileSpec) -> Iterator[Violation]:
         "ddp": None,
         "fsdp1": config.fsdp1.mixed_precision and config.fsdp1.mixed_precision.param_dtype,
         "fsdp2": config.fsdp2.mp_policy and config.fsdp2.mp_policy.param_dtype,
-    }[config.strategy]
+    }.get(config.strategy)
     if precision.autocast != "float16" and computes != "float16":
         yield path, "GradScaler is for float16 only", "set config.precision.autocast: float16"
 

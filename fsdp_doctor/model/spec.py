@@ -2,7 +2,7 @@
 
 Field names of the strategy sections are the argument names of ``torch`` itself:
 ``torch.nn.parallel.DistributedDataParallel``, ``torch.distributed.fsdp.FullyShardedDataParallel``,
-``torch.distributed.fsdp.fully_shard`` (torch 2.6 - 2.14).
+``torch.distributed.fsdp.fully_shard`` (torch 2.6 - 2.14); for Megatron see ``megatron_spec``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fsdp_doctor.model.megatron_spec import MegatronConfig, MegatronFSDPConfig
+
 Dtype = Literal["float32", "bfloat16", "float16"]
+CheckpointFormat = Literal["torch_dist", "fsdp_dtensor", "torch_dcp", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,12 +202,20 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """How it is trained, in torch's own words."""
+    """How it is trained, in the words of the engine itself.
 
-    strategy: Literal["ddp", "fsdp1", "fsdp2"]
+    Under ``megatron`` the sections precision, activation_checkpointing, optimizer and compile are
+    not read: Megatron's own ``model`` and ``optimizer`` say it.
+    """
+
+    strategy: Literal["ddp", "fsdp1", "fsdp2", "megatron", "megatron_fsdp"]
+    """``megatron``: Megatron-Core, its engine chosen by its own switches; ``megatron_fsdp``: the
+    standalone package."""
     ddp: DDPConfig = field(default_factory=DDPConfig)
     fsdp1: FSDP1Config = field(default_factory=FSDP1Config)
     fsdp2: FSDP2Config = field(default_factory=FSDP2Config)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
+    megatron_fsdp: MegatronFSDPConfig = field(default_factory=MegatronFSDPConfig)
     precision: Precision = field(default_factory=Precision)
     activation_checkpointing: ActivationCheckpointing = field(
         default_factory=ActivationCheckpointing
@@ -238,3 +249,8 @@ class ProfileSpec:
     world_size: int = 2
     """Ranks."""
     steps: StepPlan = field(default_factory=StepPlan)
+    checkpoint: CheckpointFormat | None = None
+    """Format in which a checkpoint is saved and loaded after the timed steps; None: not at all.
+    ``torch_dist``: Megatron's distributed checkpoint; ``fsdp_dtensor``: Megatron-FSDP's;
+    ``torch_dcp``: ``torch.distributed.checkpoint`` of the sharded state; ``full``: the whole state
+    gathered on rank 0 and written by ``torch.save``."""

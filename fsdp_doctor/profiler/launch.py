@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from fsdp_doctor import __version__
+from fsdp_doctor.config.megatron_support import known_wrong, refuse
 from fsdp_doctor.config.resolvers.torch import resolve_spec
 from fsdp_doctor.config.spec import WrittenSpec, spec_to_mapping
 from fsdp_doctor.errors import InputError
@@ -178,6 +179,7 @@ def _local_ranks(spec: ProfileSpec, options: LaunchOptions) -> int:
 def _check(written: WrittenSpec, directory: Path, options: LaunchOptions) -> None:
     """Raise InputError when the launch cannot work; leave its directory ready."""
     _check_devices(written.spec, options)
+    refuse(written.spec, fake=options.one_rank_of is not None)
     _check_directory(directory, force=options.force)
 
 
@@ -211,6 +213,7 @@ def _prepare(written: WrittenSpec, directory: Path, options: LaunchOptions) -> L
             device_type="cuda" if options.device == "cuda" else "cpu",
             spec=redact(plan.spec),
             effective_config=resolve_spec(played, written.written).fields,
+            warnings=tuple(f"rule {v.rule}: {v.message}" for v in known_wrong(played)),
         ),
     )
     plan.write()

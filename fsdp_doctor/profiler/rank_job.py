@@ -16,6 +16,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from fsdp_doctor.config.megatron_native import with_live
 from fsdp_doctor.config.spec import spec_from_mapping
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.run import RunManifest
@@ -28,8 +29,12 @@ from fsdp_doctor.profiler.recorder import OBSERVED_STEPS, Recorder
 from fsdp_doctor.profiler.worker import join_process_group
 from fsdp_doctor.runs.reader import load_manifest
 from fsdp_doctor.runs.writer import write_manifest
+from fsdp_doctor.training.checkpoints import save_and_load
+from fsdp_doctor.training.megatron_job import MegatronJob
 from fsdp_doctor.training.step import TrainingJob, build_job
 from fsdp_doctor.training.strategies import RankContext
+
+Job = TrainingJob | MegatronJob
 
 _SETTLING_STEPS = 2
 """Untimed steps after observation ends, before the clock counts."""
@@ -90,12 +95,16 @@ def _run(plan: LaunchPlan, spec: ProfileSpec, context: RankContext, recorder: Re
     job = build_job(spec, context, recorder)
     recorder.watch(job.model, job.optimizer)
     if context.rank == plan.ranks[0]:
-        _complete_manifest(plan, spec, context, job)
+        _complete_manifest(plan, spec, context, job, recorder)
     for _ in range(OBSERVED_STEPS):
-        _step(job, recorder, "observed" if plan.observe else "warmup")
+        _untimed(plan, job, recorder, "observed" if plan.observe else "warmup")
     for _ in range(max(_SETTLING_STEPS, spec.steps.warmup - OBSERVED_STEPS)):
-        _step(job, recorder, "warmup")
+        _untimed(plan, job, recorder, "warmup")
     _timed_steps(plan, job, spec, recorder)
+    if spec.checkpoint is not None:
+        with recorder.step("checkpoint"):
+            done = save_and_load(job, spec, context, recorder, Path(plan.run_directory))
+        recorder.write("checkpoint", msgspec.to_builtins(done))
     if spec.steps.kernel_profile:
         with KernelProfile(context.device) as kernels:
             job.run_step(_PhasesOnly(kernels.phase))
@@ -103,12 +112,20 @@ def _run(plan: LaunchPlan, spec: ProfileSpec, context: RankContext, recorder: Re
         recorder.write("time_breakdown", {"items": items})
 
 
-def _step(job: TrainingJob, recorder: Recorder, kind: Any) -> None:
+def _step(job: Job, recorder: Recorder, kind: Any) -> None:
     with recorder.step(kind):
         recorder.loss(job.run_step(recorder))
 
 
-def _timed_steps(plan: LaunchPlan, job: TrainingJob, spec: ProfileSpec, recorder: Recorder) -> None:
+def _untimed(plan: LaunchPlan, job: Job, recorder: Recorder, kind: str) -> None:
+    """Run an untimed step and write down its gradient norm, which means nothing on fake ranks."""
+    _step(job, recorder, kind)
+    if job.gradient_norm is not None and plan.one_rank_of is None:
+        step = recorder.steps_done - 1
+        recorder.write("gradient_norm", {"step": step, "value": float(job.gradient_norm)})
+
+
+def _timed_steps(plan: LaunchPlan, job: Job, spec: ProfileSpec, recorder: Recorder) -> None:
     """Run the timed steps, and time them as a whole too (synchronised at both ends only)."""
     unrecorded = _PhasesOnly(lambda _phase, _microbatch: nullcontext())
     _synchronize(job.device)
@@ -128,11 +145,17 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _complete_manifest(
-    plan: LaunchPlan, spec: ProfileSpec, context: RankContext, job: TrainingJob
+    plan: LaunchPlan, spec: ProfileSpec, context: RankContext, job: Job, recorder: Recorder
 ) -> None:
     directory = Path(plan.run_directory)
     manifest: RunManifest = load_manifest(directory / "run.json")
     environment = collect_environment(context.device)
+    effective = manifest.effective_config
+    if isinstance(job, MegatronJob):
+        live = job.live_config()
+        environment["megatron_core"] = job.core_version
+        recorder.write("megatron_config", live)
+        effective = with_live(spec, effective, live)
     tokens = (
         spec.workload.micro_batch
         * spec.workload.sequence_length
@@ -147,6 +170,7 @@ def _complete_manifest(
             device_name=environment["device_name"],
             sizes=job.sizes,
             environment=environment,
+            effective_config=effective,
             tokens_per_step=tokens,
         ),
     )

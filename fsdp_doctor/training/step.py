@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,18 +19,12 @@ from fsdp_doctor.training.checkpointing import (
     parse_dtype,
 )
 from fsdp_doctor.training.optimizers import build_optimizer
+from fsdp_doctor.training.sinks import PhaseSink
 from fsdp_doctor.training.strategies import RankContext, Strategy, make_strategy
 from fsdp_doctor.training.workload import TrainedModel, count_sizes, load_workload
 
-
-class PhaseSink(Protocol):
-    """Whoever wants to know which phase runs (the recorder, the simulator)."""
-
-    def phase(self, phase: Phase, microbatch: int = 0) -> AbstractContextManager[None]:
-        """Return the context of one phase."""
-
-    def inputs(self, batch: Any) -> None:
-        """Take note of a micro batch."""
+if TYPE_CHECKING:
+    from fsdp_doctor.training.megatron_job import MegatronJob
 
 
 @dataclass(slots=True)
@@ -45,6 +39,8 @@ class TrainingJob:
     scaler: torch.amp.GradScaler | None
     device: torch.device
     sizes: ModelSizes
+    gradient_norm: float | torch.Tensor | None = None
+    """Of the last step, before clipping; None: not computed (``max_grad_norm: null``)."""
 
     def run_step(self, sink: PhaseSink) -> torch.Tensor:
         """Run one optimizer step with all its micro steps; return the last loss, detached."""
@@ -83,7 +79,7 @@ class TrainingJob:
         if limit is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
-            clip_grad_norm(self.model, limit)
+            self.gradient_norm = clip_grad_norm(self.model, limit)
         if self.scaler is None:
             self.optimizer.step()
         else:
@@ -92,22 +88,29 @@ class TrainingJob:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def clip_grad_norm(model: nn.Module, limit: float) -> None:
-    """Clip as the engine asks for: FSDP1 has a method of its own, the others torch's function."""
+def clip_grad_norm(model: nn.Module, limit: float) -> torch.Tensor:
+    """Clip as the engine asks for and return the norm: FSDP1 has a method of its own, the others
+    torch's function.
+    """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     if isinstance(model, FullyShardedDataParallel):
-        model.clip_grad_norm_(limit)
-    else:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        return model.clip_grad_norm_(limit)
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
 
 
-def build_job(spec: ProfileSpec, context: RankContext, sink: PhaseSink) -> TrainingJob:
+def build_job(
+    spec: ProfileSpec, context: RankContext, sink: PhaseSink
+) -> TrainingJob | MegatronJob:
     """Build, wrap and equip the model of ``spec`` for this rank.
 
     Every rank seeds alike, so replicas agree without a broadcast. Phases ``init`` and ``wrap``.
     """
     config = spec.config
+    if config.strategy == "megatron":
+        from fsdp_doctor.training.megatron_job import build_megatron_job
+
+        return build_megatron_job(spec, context, sink)
     workload = load_workload(spec.workload, context.device, context.rank)
     strategy = make_strategy(config, context)
     dtype = parse_dtype(config.precision.parameters)
@@ -123,6 +126,9 @@ def build_job(spec: ProfileSpec, context: RankContext, sink: PhaseSink) -> Train
             compile_blocks(model)
         model = strategy.wrap(model, units, workload)
         optimizer = build_optimizer(model.parameters(), config.optimizer)
+        equip = getattr(strategy, "equip", None)
+        if equip is not None:
+            optimizer = equip(optimizer)
         scaler = strategy.grad_scaler(context.device.type) if config.precision.grad_scaler else None
     return TrainingJob(
         config=config,
@@ -141,4 +147,6 @@ def _wrap_policy(config: TrainingConfig) -> str | list[str]:
         return config.fsdp1.wrap
     if config.strategy == "fsdp2":
         return config.fsdp2.wrap
+    if config.strategy == "megatron_fsdp":
+        return config.megatron_fsdp.wrap
     return "none"

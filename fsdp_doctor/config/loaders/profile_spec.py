@@ -7,13 +7,15 @@ from fsdp_doctor.config.loaders.structure import fields_of, mapping_of, structur
 from fsdp_doctor.model.config import NativeConfig
 
 FORMAT = "spec"
-_TOP = frozenset({"name", "world_size", "workload", "config", "steps"})
-_STRATEGIES = frozenset({"ddp", "fsdp1", "fsdp2"})
+_TOP = frozenset({"name", "world_size", "workload", "config", "steps", "checkpoint"})
+_STRATEGIES = frozenset({"ddp", "fsdp1", "fsdp2", "megatron", "megatron_fsdp"})
 _CONFIG = frozenset(
     {
         "ddp",
         "fsdp1",
         "fsdp2",
+        "megatron",
+        "megatron_fsdp",
         "gradient_accumulation",
         "activation_checkpointing",
         "precision",

@@ -1,4 +1,5 @@
-"""The rules of torch 2.6 - 2.14 (DDP, FSDP1, FSDP2): what a spec's fields come to.
+"""The rules of torch 2.6 - 2.14 (DDP, FSDP1, FSDP2): what a spec's fields come to; those of
+Megatron for specs that train through it.
 
 A field is inert when torch, in this config, never reads it or cannot act on it.
 """
@@ -8,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fsdp_doctor.config.megatron_native import resolve_megatron
 from fsdp_doctor.config.resolvers.engines import resolve_ddp, resolve_fsdp1, resolve_fsdp2
 from fsdp_doctor.config.resolvers.fields import Fields
+from fsdp_doctor.config.resolvers.megatron_standalone import resolve_megatron_fsdp
 from fsdp_doctor.config.schema import UNSET, leaf_values, present_sections, spec_keys
 from fsdp_doctor.model.config import EffectiveConfig
 from fsdp_doctor.model.spec import ProfileSpec
 
-_ENGINES = {"ddp": resolve_ddp, "fsdp1": resolve_fsdp1, "fsdp2": resolve_fsdp2}
+_ENGINES = {
+    "ddp": resolve_ddp,
+    "fsdp1": resolve_fsdp1,
+    "fsdp2": resolve_fsdp2,
+    "megatron_fsdp": resolve_megatron_fsdp,
+}
+_SECTIONS = (*_ENGINES, "megatron")
+_TORCH_ONLY = ("precision", "activation_checkpointing", "optimizer", "compile")
 
 
 def resolve_spec(
@@ -33,18 +43,32 @@ def resolve_spec(
     fields = Fields(native, written)
     strategy = spec.config.strategy
     _workload(fields)
-    fields.take("sharding.impl", "config.strategy")
-    _ENGINES[strategy](fields, spec)
-    for other in _ENGINES:
+    if strategy == "megatron":
+        _megatron(fields, spec, written)
+    else:
+        fields.take("sharding.impl", "config.strategy")
+        _ENGINES[strategy](fields, spec)
+        _training(fields)
+        _optimizer(fields)
+    for other in _SECTIONS:
         if other != strategy:
             fields.inert_section(
                 f"config.{other}.", f"config.{other} is read with strategy: {other} only"
             )
-    _training(fields)
-    _optimizer(fields)
+    if native.get("checkpoint") is not None:
+        fields.take("ckpt.format", "checkpoint")
     return EffectiveConfig(
         format="spec", framework="torch", version=version, fields=dict(fields.values)
     )
+
+
+def _megatron(fields: Fields, spec: ProfileSpec, written: Mapping[str, str]) -> None:
+    """What Megatron's own resolver makes of it; torch's sections have no effect."""
+    for key, value in resolve_megatron(spec, written).items():
+        fields.values[key] = value
+    for section in _TORCH_ONLY:
+        why = "Megatron's own sections say it: config.megatron"
+        fields.inert_section(f"config.{section}", why)
 
 
 def _differs(path: str, value: Any) -> bool:

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from fsdp_doctor.memory.events import Label
 from fsdp_doctor.model.memory import Category
+from fsdp_doctor.profiler.observe.megatron_labels import is_megatron, megatron_held
 
 Found = tuple[torch.Tensor, Label]
 
@@ -72,6 +73,9 @@ def held_by(
 ) -> list[Found]:
     """Every tensor that model and optimizer hold now, the certain ones first."""
     found: list[Found] = []
+    if is_megatron(optimizer):
+        found += megatron_held(model, optimizer)
+        optimizer = None
     if model is not None:
         found += _fsdp2(model, names)
         found += _fsdp1(model, names)

@@ -1,0 +1,171 @@
+"""What an installed version cannot run, or runs wrong: found before training, named by its rule.
+
+Rules of Megatron are those of ``config/rules``; a few of this tool's own (``MV...``) say what its
+profiled jobs meet beyond them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+
+from fsdp_doctor.config.megatron_native import installed_core, rules_view
+from fsdp_doctor.config.rules.engine import check_config
+from fsdp_doctor.config.rules.view import Job
+from fsdp_doctor.config.versions import at_least
+from fsdp_doctor.errors import InputError
+from fsdp_doctor.model.config import Violation
+from fsdp_doctor.model.spec import ProfileSpec
+
+WRONG = frozenset({"MG058", "MG059"})
+"""Rules of combinations that run and compute wrong gradients: reported, not refused."""
+
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "ddp": ("torch_dcp", "full"),
+    "fsdp1": ("torch_dcp", "full"),
+    "fsdp2": ("torch_dcp", "full"),
+    "megatron_ddp": ("torch_dist", "full"),
+    "megatron_distopt": ("torch_dist",),
+    "megatron_fsdp": ("fsdp_dtensor",),
+    "mcore_torch_fsdp2": ("torch_dcp",),
+    "standalone": ("torch_dcp",),
+}
+"""Engine -> checkpoint formats that fit what it shards."""
+_PACKAGES = ("megatron-core", "megatron-fsdp", "torch", "transformer-engine")
+
+
+def engine_of(spec: ProfileSpec) -> str:
+    """Return the engine of a spec, a key of ``FORMATS``."""
+    if spec.config.strategy == "megatron":
+        return spec.config.megatron.engine
+    return "standalone" if spec.config.strategy == "megatron_fsdp" else spec.config.strategy
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of the packages that rules speak of, where installed."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def broken_rules(
+    spec: ProfileSpec, *, fake: bool = False, versions: Mapping[str, str] | None = None
+) -> list[Violation]:
+    """Return the rules (severity error) that a spec breaks with the installed versions.
+
+    ``fake``: as one rank of many, through a fake process group.
+    """
+    known = installed_versions() if versions is None else versions
+    found = list(_own_rules(spec, known, fake=fake))
+    if spec.config.strategy == "megatron":
+        native = rules_view(spec, versions=known)
+        result = check_config(native, job=Job(world_size=spec.world_size, versions=known))
+        wanted = [v for v in result.violations if v.severity == "error" and _concerns(v, spec)]
+        told = {v.rule for v in wanted}
+        if told & {"MG024", "MG025a"}:
+            found = [v for v in found if v.rule != "MV003"]
+        found = [*wanted, *found]
+    return found
+
+
+def _concerns(violation: Violation, spec: ProfileSpec) -> bool:
+    """Whether a rule speaks of what will happen: those on checkpoints only where one is saved."""
+    about = any(field.startswith("checkpoint.") for field in violation.fields)
+    return spec.checkpoint is not None or not about
+
+
+def refuse(spec: ProfileSpec, *, fake: bool = False) -> None:
+    """Raise InputError with the rule when the installed version cannot run this spec."""
+    if spec.config.strategy == "megatron" and installed_core() is None:
+        return  # the ranks say which package is missing
+    for violation in broken_rules(spec, fake=fake):
+        if violation.rule not in WRONG:
+            raise InputError(
+                f"rule {violation.rule}: {violation.message}",
+                where=", ".join(violation.fields) or "config",
+                hint=violation.fix,
+            )
+
+
+def known_wrong(spec: ProfileSpec) -> list[Violation]:
+    """Return the rules by which the installed version computes wrong gradients here."""
+    return [v for v in broken_rules(spec) if v.rule in WRONG]
+
+
+def _own_rules(
+    spec: ProfileSpec, versions: Mapping[str, str], *, fake: bool
+) -> Iterator[Violation]:
+    engine, core = engine_of(spec), versions.get("megatron-core")
+    ddp = spec.config.megatron.ddp
+    old = core is not None and not at_least(core, "0.19")
+    if engine == "megatron_fsdp" and old:
+        strategy = ddp.data_parallel_sharding_strategy
+        if strategy == "no_shard" and not ddp.overlap_param_gather:
+            yield _violation(
+                "MV001",
+                ("config.megatron.ddp.overlap_param_gather",),
+                "Megatron-FSDP no_shard has no weight buffer, and without overlap_param_gather the "
+                "optimizer step asks for it (AttributeError).",
+                "Turn overlap_param_gather on.",
+                "megatron-core <0.19",
+            )
+        if fake and strategy != "no_shard":
+            yield _violation(
+                "MV002",
+                ("config.megatron.ddp.data_parallel_sharding_strategy",),
+                "this version checks shards across ranks while wrapping, which a fake process "
+                "group cannot answer (validate_uneven_dtensor).",
+                "Use megatron-core 0.19 or later, or real ranks.",
+                "megatron-core <0.19",
+            )
+    if engine == "standalone" and "megatron-core" in versions and old:
+        yield _violation(
+            "MG126",
+            ("config.strategy",),
+            "the standalone megatron_fsdp imports the config class of the megatron-core beside it, "
+            "which before 0.19 lacks its fields (TypeError).",
+            "Use megatron-core 0.19 or later, or remove it.",
+            "megatron-core <0.19",
+        )
+    yield from _format_rules(spec, engine, fake=fake)
+
+
+def _format_rules(spec: ProfileSpec, engine: str, *, fake: bool) -> Iterator[Violation]:
+    chosen, fitting = spec.checkpoint, FORMATS[engine]
+    if chosen is None:
+        return
+    if chosen not in fitting:
+        yield _violation(
+            "MV003",
+            ("checkpoint",),
+            f"{chosen} does not hold what {engine} shards.",
+            f"Use {' or '.join(fitting)}.",
+            "all",
+        )
+    elif fake and chosen in ("torch_dist", "full"):
+        yield _violation(
+            "MV004",
+            ("checkpoint",),
+            f"{chosen} gathers from all ranks, which a fake process group cannot do.",
+            "Use real ranks, or a sharded format.",
+            "all",
+        )
+
+
+def _violation(
+    rule: str, fields: tuple[str, ...], message: str, fix: str, versions: str
+) -> Violation:
+    return Violation(
+        rule=rule,
+        severity="error",
+        fields=fields,
+        values={},
+        message=message,
+        fix=fix,
+        versions=versions,
+        source="run by this tool",
+    )
