@@ -8,7 +8,6 @@ questions. What a snapshot alone leaves open (nobody labelled the tensors) is se
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -118,18 +117,21 @@ def _template_classes(places: Places) -> Ints:
 def _fates(replay: Replay, places: Places, template: Ints) -> list[Bools]:
     """What ``classify`` asks about a block's life: one bit each."""
     blocks, log = replay.blocks, places.log
-    steps = np.array([*(t.step for t in places.templates), -1])[template]
-    scopes = np.array([*(-1 if t.scope is None else t.scope for t in places.templates), -1])
+    steps = [*(t.step for t in places.templates), -1]
+    scopes = [*(t.scope for t in places.templates), None]
     ends = [NEVER if scope.end is None else scope.end for scope in log.scopes]
-    scope_end = np.array([*ends, -1])[scopes[template]]
+    scope_end = np.array([-1 if scope is None else ends[scope] for scope in scopes])
     forward = dict(_first_spans(log, Phase.FORWARD))
     optimizer = dict(_first_spans(log, Phase.OPTIMIZER))
+    later = {step: _after(forward, step) for step in set(steps)}
+    next_forward = np.array([later[step] for step in steps])
+    next_optimizer = np.array([optimizer.get(step, -1) for step in steps])
     return [
         blocks.died == NEVER,
         blocks.died < _setup_ends(places, replay)[template],
-        _alive_at(replay, _per_step(steps, lambda s: _after(forward, s))),
-        _alive_at(replay, _per_step(steps, optimizer.get)),
-        blocks.died < scope_end,
+        _alive_at(replay, next_forward[template]),
+        _alive_at(replay, next_optimizer[template]),
+        blocks.died < scope_end[template],
         np.isin(blocks.requested, list(CUBLAS_WORKSPACES)),
         blocks.born == BEFORE,
     ]
@@ -140,16 +142,9 @@ def _first_spans(log: EventLog, phase: Phase) -> list[tuple[int, int]]:
     return [(span.step, span.begin) for span in reversed(log.phases) if span.phase is phase]
 
 
-def _after(positions: dict[int, int], step: int) -> int | None:
-    later = [known for known in positions if known > step]
-    return positions[min(later)] if later else None
-
-
-def _per_step(steps: Ints, position: Callable[[int], int | None]) -> Ints:
-    """A position per block, by its step; -1 where there is none."""
-    unique, inverse = np.unique(steps, return_inverse=True)
-    found = [position(int(step)) for step in unique]
-    return np.array([-1 if at is None else at for at in found], dtype=np.int64)[inverse.reshape(-1)]
+def _after(positions: dict[int, int], step: int) -> int:
+    """Where the first forward of a later step begins; -1 where there is none."""
+    return min((at for known, at in positions.items() if known > step), default=-1)
 
 
 def _alive_at(replay: Replay, positions: Ints) -> Bools:

@@ -25,16 +25,20 @@ import resource
 import struct
 import sys
 from array import array
+from collections.abc import Callable
+from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any, BinaryIO
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
            "segment_map", "segment_unmap", "snapshot", "oom")  # fmt: skip
 OTHER = 255
+OOM = ACTIONS.index("oom")
+_ASKING = bytes(code in (ACTIONS.index("alloc"), OOM) for code in range(256))
+"""Which codes ask for memory, so that their stack is of interest."""
 STATES = ("inactive", "active_allocated", "active_pending_free", "active_awaiting_free")
 MAX_TEXT = 400
 MAX_DEVICES = 4096
-MAX_CANDIDATES = 32
 _OPERATOR = re.compile(r"^at::_ops::(\w+)::(?:call|redispatch)\(")
 
 
@@ -127,31 +131,33 @@ class Stacks:
     def __init__(self) -> None:
         self.frames = Codes()
         self.stacks = Codes()
-        self._known: dict[tuple[int, ...], list[tuple[list[Any], int]]] = {}
+        self._near: dict[tuple[int, int, int], tuple[list[Any], int]] = {}
         self._exact: dict[tuple[int, ...], int] = {}
 
     def number(self, frames: Any) -> int:
-        """The stack's number, -1 for none."""
+        """The stack's number, -1 for none.
+
+        Stacks share their frames: equal ones hold the same objects, and most that differ do so in
+        one of three places.
+        """
         if not frames:
             return -1
         if type(frames) is not list:
             raise RefusedError("frames are no list")
         n = len(frames)
-        key = (n, id(frames[0]), id(frames[-1]), id(frames[n >> 1]), id(frames[n >> 2]))
-        candidates = self._known.get(key)
-        if candidates is None:
-            candidates = self._known[key] = []
-        for same, number in candidates:
-            if same == frames:
-                return number
-        if len(candidates) >= MAX_CANDIDATES:
-            exact = tuple(map(id, frames))
-            if exact not in self._exact:
-                self._exact[exact] = self._add(frames)
-            return self._exact[exact]
-        number = self._add(frames)
-        candidates.append((frames, number))
-        return number
+        key = id(frames[0]), id(frames[n >> 2]), id(frames[n >> 1])
+        near = self._near.get(key)
+        if near is None:
+            number = self._add(frames)
+            self._near[key] = frames, number
+            return number
+        if near[0] == frames:
+            return near[1]
+        exact = tuple(map(id, frames))
+        known = self._exact.get(exact)
+        if known is None:
+            known = self._exact[exact] = self._add(frames)
+        return known
 
     def _add(self, frames: list[Any]) -> int:
         found, operator = [], ""
@@ -192,7 +198,7 @@ class Reader:
             raise RefusedError(f"{what}: the same list twice")
         self.seen.add(id(value))
         self.count += len(value)
-        if not all(type(row) is dict for row in value):
+        if not {dict}.issuperset(map(type, value)):
             raise RefusedError(f"{what}: an entry is no dict")
         return value
 
@@ -204,26 +210,45 @@ class Reader:
         return self.pools[int(first), int(second)]
 
     def trace(self, index: int, trace: list[dict[str, Any]]) -> None:
-        """One device's events."""
+        """One device's events; ``stack`` has values for allocations and ``oom`` alone."""
         known = Actions(zip(ACTIONS, range(len(ACTIONS)), strict=True))
         actions = bytes(map(known.__getitem__, map(itemgetter("action"), trace)))
         name = f"trace/{index}/"
         self.put(name + "action", "B", actions)
-        self.put(name + "addr", "Q", [
-            e["addr"] if "addr" in e else e.get("device_free", 0) for e in trace
-        ])  # fmt: skip
-        self.put(name + "size", "q", [e.get("size", 0) for e in trace])
-        self.put(name + "time", "q", [e.get("time_us", 0) for e in trace])
-        streams = self.streams
-        self.put(name + "stream", "i", [streams[e.get("stream", 0)] for e in trace])
-        pools = [e.get("pool_id") for e in trace]
-        cache = {value: self.pool(value) for value in set(pools)}
-        self.put(name + "pool", "i", [cache[value] for value in pools])
-        number = self.stacks.number
-        self.put(name + "stack", "i", [
-            number(e.get("frames")) if a in (0, 8) else -1
-            for a, e in zip(actions, trace, strict=True)
-        ])  # fmt: skip
+        if OOM in actions:  # the one action without an address
+            addr = [e["addr"] if "addr" in e else e.get("device_free", 0) for e in trace]
+            self.put(name + "addr", "Q", addr)
+        else:
+            self.column(name + "addr", "Q", trace, "addr")
+        self.column(name + "size", "q", trace, "size")
+        self.column(name + "time", "q", trace, "time_us")
+        self.codes(name + "stream", trace, "stream", self.stream)
+        self.codes(name + "pool", trace, "pool_id", self.pool)
+        asking = compress(trace, actions.translate(_ASKING))
+        frames = map(dict.get, asking, repeat("frames"))
+        self.put(name + "stack", "i", map(self.stacks.number, frames))
+
+    def column(self, name: str, code: str, rows: list[dict[str, Any]], key: str) -> None:
+        """A column of integers; 0 where the key is missing."""
+        try:
+            self.put(name, code, map(itemgetter(key), rows))
+        except KeyError:
+            self.put(name, code, [row.get(key, 0) for row in rows])
+
+    def codes(
+        self, name: str, rows: list[dict[str, Any]], key: str, number: Callable[[Any], int]
+    ) -> None:
+        """A column of numbers for values that are few."""
+        found = set(map(dict.get, rows, repeat(key)))
+        table = {value: number(value) for value in found}
+        if len(table) == 1:
+            self.arrays.append((name, array("i", table.values()) * len(rows)))
+        else:
+            self.put(name, "i", map(table.__getitem__, map(dict.get, rows, repeat(key))))
+
+    def stream(self, value: Any) -> int:
+        """The number of a stream; 0 is the default one."""
+        return self.streams[0 if value is None else int(value)]
 
     def segments(self, segments: list[dict[str, Any]]) -> None:
         """Segments and their blocks, in the order of the file."""
@@ -234,7 +259,7 @@ class Reader:
                 segment.get("device", 0),
                 segment["address"],
                 segment["total_size"],
-                self.streams[segment.get("stream", 0)],
+                self.stream(segment.get("stream")),
                 self.pool(segment.get("segment_pool_id")),
                 1 if segment.get("segment_type", "large") == "large" else 0,
                 1 if segment.get("is_expandable") else 0,

@@ -175,7 +175,8 @@ def _pending(case: _Case) -> Iterator[Finding]:
         return
     claim = f"{format_bytes(held)} were freed but still in use on another stream"
     evidence = case.evidence("freed, waiting for a stream", held, focus.step)
-    sure = 0.65 if held >= MINOR_SHARE * focus.active_bytes else 0.15
+    part = held / focus.active_bytes
+    sure = 0.5 + 0.45 * part if part >= MINOR_SHARE else 0.15
     yield case.finding("stream-reuse", claim, sure, evidence)
 
 
@@ -221,6 +222,7 @@ def _filled(case: _Case) -> Iterator[Finding]:
         ]
         named = size / max(total - unknown, 1)
         confidence = (0.75 * named + (0.1 if named > 0.5 else 0.0)) * (1 - 0.5 * unknown / total)
+        confidence *= focus.allocated_bytes / max(focus.active_bytes, 1)
         yield case.finding(
             cause, claim, confidence, *parts, *_tops(case, members), note=case.oom is None
         )

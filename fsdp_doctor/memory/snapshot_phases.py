@@ -142,8 +142,8 @@ def stack_phase(stack: Stack) -> Phase | None:
             return Phase.BACKWARD
         if "torch/utils/checkpoint.py" in place and function in _RECOMPUTE:
             return Phase.BACKWARD
-        if "torch/optim/" in place or "core/optimizer/" in place:
-            return Phase.OPTIMIZER if function in _STEPS else None
+        if function in _STEPS and ("torch/optim/" in place or "core/optimizer/" in place):
+            return Phase.OPTIMIZER
         module_call = module_call or function == "_call_impl"
     return Phase.FORWARD if module_call else None
 

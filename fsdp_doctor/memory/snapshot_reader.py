@@ -23,6 +23,7 @@ import numpy.typing as npt
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.memory.cuda_trace import format_frames
 from fsdp_doctor.memory.snapshot_child import ACTIONS
+from fsdp_doctor.redact import redact_text
 
 Ints = npt.NDArray[np.int64]
 
@@ -130,7 +131,9 @@ def read_snapshot(path: Path, limits: ReadLimits | None = None) -> Snapshot:
     return _assemble(path, header, _columns(header, body))
 
 
-def _run_child(file: IO[bytes], limits: ReadLimits, path: Path) -> tuple[dict[str, Any], bytes]:
+def _run_child(
+    file: IO[bytes], limits: ReadLimits, path: Path
+) -> tuple[dict[str, Any], memoryview]:
     command = [sys.executable, "-I", "-S", str(_CHILD), json.dumps(asdict(limits))]
     child = subprocess.Popen(
         command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}
@@ -151,10 +154,10 @@ def _run_child(file: IO[bytes], limits: ReadLimits, path: Path) -> tuple[dict[st
     header: dict[str, Any] = json.loads(output[8 : 8 + length])
     if "error" in header:
         raise InputError(header["error"], where=str(path))
-    return header, output[8 + length :]
+    return header, memoryview(output)[8 + length :]
 
 
-def _columns(header: dict[str, Any], body: bytes) -> dict[str, Any]:
+def _columns(header: dict[str, Any], body: memoryview) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     offset = 0
     for name, code, count in header["arrays"]:
@@ -173,9 +176,18 @@ def _group(columns: dict[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
+def _trace(columns: dict[str, Any]) -> Trace:
+    """A trace; stacks came for the events alone that ask for memory."""
+    action = columns["action"]
+    stack = np.full(len(action), -1, dtype=np.int32)
+    stack[(action == ACTION["alloc"]) | (action == ACTION["oom"])] = columns["stack"]
+    return Trace(**{**columns, "stack": stack})
+
+
 def _assemble(path: Path, header: dict[str, Any], columns: dict[str, Any]) -> Snapshot:
     frames = format_frames(
-        {"filename": file, "line": line, "name": name} for file, line, name in header["frames"]
+        {"filename": redact_text(file), "line": line, "name": name}
+        for file, line, name in header["frames"]
     )
     stacks = tuple(
         Stack(
@@ -188,7 +200,7 @@ def _assemble(path: Path, header: dict[str, Any], columns: dict[str, Any]) -> Sn
         path=path,
         size_bytes=header["size"],
         traces=tuple(
-            Trace(**_group(columns, f"trace/{index}/")) for index in range(header["devices"])
+            _trace(_group(columns, f"trace/{index}/")) for index in range(header["devices"])
         ),
         segments=_group(columns, "segment/"),
         blocks=_group(columns, "block/"),

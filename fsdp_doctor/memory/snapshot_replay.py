@@ -91,10 +91,10 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     """Replay the events of one device against the segments the snapshot ends in."""
     trace = snapshot.traces[device] if device < len(snapshot.traces) else empty_trace()
     notes: list[str] = []
-    traced, orphans = _pair(trace)
+    traced, orphans, addresses = _pair(trace)
     if orphans:
         notes.append(f"{orphans} frees have no allocation in the trace")
-    blocks = _with_end_state(snapshot, device, traced, trace, notes)
+    blocks = _with_end_state(snapshot, device, traced, addresses, notes)
     on_device = snapshot.segments["device"] == device
     return Replay(
         device=device,
@@ -112,8 +112,8 @@ def rounded(sizes: Ints) -> Ints:
     return np.maximum(ROUNDING_BYTES, -(-sizes // ROUNDING_BYTES) * ROUNDING_BYTES)
 
 
-def _pair(trace: Trace) -> tuple[Blocks, int]:
-    """Blocks that the trace itself tells of, and the number of frees that fit none."""
+def _pair(trace: Trace) -> tuple[Blocks, int, Ints]:
+    """Blocks that the trace itself tells of, how many frees fit none, and its addresses."""
     events = trace.where("alloc", "free_requested", "free_completed")
     events = events[np.argsort(trace.addr[events], kind="stable")]
     addr, kind = trace.addr[events], trace.action[events]
@@ -143,18 +143,22 @@ def _pair(trace: Trace) -> tuple[Blocks, int]:
     )
     chosen = np.flatnonzero(starts)
     index = events[chosen]
-    return Blocks(
-        addr=trace.addr[index],
-        requested=trace.size[index],
-        size=rounded(trace.size[index]),
-        rest=np.zeros(len(index), dtype=np.int64),
-        stream=trace.stream[index].astype(np.int64),
-        pool=trace.pool[index].astype(np.int64),
-        stack=np.where(own[chosen], -1, trace.stack[index]).astype(np.int64),
-        born=np.where(own[chosen], BEFORE, index),
-        died=died[chosen],
-        completed=after[done_at[chosen]],
-    ), orphans
+    return (
+        Blocks(
+            addr=trace.addr[index],
+            requested=trace.size[index],
+            size=rounded(trace.size[index]),
+            rest=np.zeros(len(index), dtype=np.int64),
+            stream=trace.stream[index].astype(np.int64),
+            pool=trace.pool[index].astype(np.int64),
+            stack=np.where(own[chosen], -1, trace.stack[index]).astype(np.int64),
+            born=np.where(own[chosen], BEFORE, index),
+            died=died[chosen],
+            completed=after[done_at[chosen]],
+        ),
+        orphans,
+        addr[first],
+    )
 
 
 def _expected(what: Ints, here: Ints) -> npt.NDArray[np.bool_]:
@@ -167,7 +171,7 @@ def _expected(what: Ints, here: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _with_end_state(
-    snapshot: Snapshot, device: int, traced: Blocks, trace: Trace, notes: list[str]
+    snapshot: Snapshot, device: int, traced: Blocks, addresses: Ints, notes: list[str]
 ) -> Blocks:
     """Add blocks the trace never names, and the true size of those alive at the end."""
     block = snapshot.blocks
@@ -179,18 +183,24 @@ def _with_end_state(
     order = np.argsort(addr, kind="stable")
     live, addr = live[order], addr[order]
     at_end = np.flatnonzero(traced.died == NEVER)
-    slot = np.searchsorted(addr, traced.addr[at_end])
-    slot = np.minimum(slot, max(len(addr) - 1, 0))
-    found = (addr[slot] == traced.addr[at_end]) if len(addr) else np.zeros(len(at_end), dtype=bool)
+    slot = np.minimum(np.searchsorted(addr, traced.addr[at_end]), max(len(addr) - 1, 0))
+    found = _contains(addr, traced.addr[at_end])
     lost = int((~found).sum())
     if lost:
         notes.append(f"{lost} blocks of the trace are not in the segments (events fell between)")
     rest = traced.rest.copy()
     sizes = block["size"][live]
     rest[at_end[found]] = np.maximum(sizes[slot[found]] - traced.size[at_end[found]], 0)
-    named = np.isin(addr, trace.addr[trace.where("alloc", "free_requested", "free_completed")])
-    ghosts = live[~named]
+    ghosts = live[~_contains(addresses, addr)]
     return _append_ghosts(snapshot, traced, rest, ghosts)
+
+
+def _contains(ordered: Ints, wanted: Ints) -> npt.NDArray[np.bool_]:
+    """Whether each of ``wanted`` is among ``ordered``."""
+    if not len(ordered):
+        return np.zeros(len(wanted), dtype=np.bool_)
+    slot = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    return np.asarray(ordered[slot] == wanted, dtype=np.bool_)
 
 
 def _append_ghosts(snapshot: Snapshot, traced: Blocks, rest: Ints, ghosts: Ints) -> Blocks:

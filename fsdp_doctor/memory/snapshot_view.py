@@ -48,10 +48,15 @@ class View:
         enters = np.searchsorted(positions, blocks.born[lived], "right")
         leaves = np.searchsorted(positions, blocks.died[lived], "right")
         category = self.verdicts.category[lived]
-        every = np.full(len(category), rounding)
-        for rows, sizes in ((category, blocks.size[lived]), (every, blocks.rest[lived])):
-            np.add.at(sums, (rows, enters), sizes)
-            np.subtract.at(sums, (rows, leaves), sizes)
+        rows = (
+            (category, blocks.size[lived]),
+            (np.full_like(category, rounding), blocks.rest[lived]),
+        )
+        for row, sizes in rows:
+            # float64 holds these sums exactly: they stay below 2**53
+            for sign, column in ((1, enters), (-1, leaves)):
+                flat = np.bincount(row * (count + 1) + column, sizes, sums.size)
+                sums += sign * flat.astype(np.int64).reshape(sums.shape)
         return np.cumsum(sums, axis=1)[:, :count]
 
     def moment(
