@@ -60,6 +60,8 @@ def read_message(line: str, context: Context) -> Message | None:
     if _DECOYS.search(line) is not None and _SURE.search(line) is None:
         return None
     message = _parse(line)
+    if message is None and "error: invalid argument" not in line:
+        return None
     if message is None:
         return device_errors.pinned(line, "\n".join(context.frames[:12]))
     if message.form in _INCOMPLETE:

@@ -103,7 +103,9 @@ class ProgressScanner:
     def _search(self, family: Family, data: bytes) -> int:
         found = list(family.matches(data))
         columns = list(zip(*(match.groups() for match in found), strict=True))
-        before = [data[max(0, match.start() - 200) : match.start()] for match in found]
+        before: list[bytes] = []
+        if family.rank_group is None:
+            before = [data[max(0, match.start() - 200) : match.start()] for match in found]
         self._add(family, columns, [_last_line(text) for text in before[:_HEADS_TRIED]], before)
         return len(found)
 

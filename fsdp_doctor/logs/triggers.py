@@ -6,12 +6,11 @@ of alternatives costs 20 ms); the lines it hits must hold a fine one too.
 
 from __future__ import annotations
 
-_FINE: tuple[bytes, ...] = (
-    b"out of memory",
-    b"Out of memory",
-    b"Out Of Memory",
+_MEMORY: tuple[bytes, ...] = (
+    b"f memory",
+    b"f Memory",
     b"OutOfMemory",
-    b"allocate",
+    b"allocate memory",
     b"enough memory",
     b"ned memory",
     b"MemoryError",
@@ -22,12 +21,15 @@ _FINE: tuple[bytes, ...] = (
     b"MemoryAllocation",
     b"Virtual Memory",
     b"pin_memory",
+    b"with OOM",
+    b"space left",
+)
+_ERROR: tuple[bytes, ...] = (
     b"_FAILED",
     b"OUT_OF_",
     b"NOT_INITIALIZED",
-    b"ASSERT",
-    b"ut of resource",
-    b"too many resources",
+    b"resource",
+    b"to allocate",
     b"nable to ",
     b"us error",
     b"space left",
@@ -39,25 +41,21 @@ _FINE: tuple[bytes, ...] = (
     b"imed out",
     b"by peer",
     b"closed by",
-    b"roken pipe",
-    b"roken Pipe",
+    b"roken ",
     b"BrokenPipe",
     b"remote process",
     b"RemoteError",
-    b"recvValue",
     b"got 0 bytes",
     b"communicator was aborted",
-    b"exitcode",
     b": Killed",
-    b"with OOM",
     b"oom_kill",
     b"oom-kill",
-    b"Exit Code",
-    b"return code",
+    b"code",
+    b"/dev/shm",
 )
 _COARSE: dict[bytes, tuple[bytes, ...]] = {
-    b"emory": _FINE,
-    b"rror": _FINE,
+    b"emory": _MEMORY,
+    b"rror": _ERROR,
     b"ALLOC_FAILED": (),
     b"ASSERT FAILED": (),
     b"OUT_OF_": (),
@@ -78,6 +76,7 @@ _COARSE: dict[bytes, tuple[bytes, ...]] = {
     b"cache flushes": (),
     b"requires_grad=True and False": (),
     b"find_unused_parameters=True was": (),
+    b"Exit Code": (),
 }
 """Coarse needle -> fine ones (none: the coarse one is fine). Every known message has one."""
 

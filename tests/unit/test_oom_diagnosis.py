@@ -14,9 +14,9 @@ from fsdp_doctor.postmortem.rules import RULES
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "logs"
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {ask} GiB. GPU {gpu} has a "
-    "total capacity of 79.00 GiB of which {free} GiB is free. Including non-PyTorch memory, this process "
-    "has {own} GiB memory in use. Of the allocated memory {live} GiB is allocated by PyTorch, and "
-    "{idle} GiB is reserved by PyTorch but unallocated."
+    "total capacity of 79.00 GiB of which {free} GiB is free. Including non-PyTorch memory, this "
+    "process has {own} GiB memory in use. Of the allocated memory {live} GiB is allocated by "
+    "PyTorch, and {idle} GiB is reserved by PyTorch but unallocated."
 )
 
 
