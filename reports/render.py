@@ -31,6 +31,7 @@ PAIRS = {
         "factorial-keep-checkpoint-batch2",
     ),
     "nothing-moves": ("fsdp2-reshard", "fsdp2-decoys"),
+    "out-of-memory-after": ("fsdp2-checkpoint-full", "../oom/fsdp2-reshard"),
 }
 """Report name -> two runs of one rank of 2."""
 WITH_HTML = ("reshard-off", "ddp-to-fsdp2")

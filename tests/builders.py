@@ -112,6 +112,7 @@ def make_rank(
     retries: Sequence[int] = (),
     breakdown: Sequence[TimeBreakdown] = (),
     observed: bool = True,
+    host: str | None = None,
 ) -> RankSeries:
     """Return a rank with one observed step 0 and a timed step per entry of ``times``.
 
@@ -137,6 +138,7 @@ def make_rank(
         )
     return RankSeries(
         rank=rank,
+        host=host,
         steps=tuple(steps),
         anatomy=make_anatomy(peaks, resident) if anatomy and peaks else None,
         time_breakdown=tuple(breakdown),
@@ -159,6 +161,9 @@ def make_run(
     tokens_per_step: int | None = 4096,
     failure: Failure | None = None,
     warnings: Sequence[str] = (),
+    created: str = "2026-01-01T00:00:00Z",
+    tool_version: str = "0",
+    spec: dict[str, Any] | None = None,
     **rank_options: Any,
 ) -> Run:
     """Return a run; ``rank_options`` go to ``make_rank`` for each of ``world_size`` equal ranks.
@@ -170,17 +175,18 @@ def make_run(
     manifest = RunManifest(
         schema=1,
         name=name,
-        tool_version="0",
-        created="2026-01-01T00:00:00Z",
+        tool_version=tool_version,
+        created=created,
         status="failed" if failure else "completed",
         source=source,
         world_size=world_size,
         ranks=tuple(series.rank for series in ranks),
         device_type=device_type,  # type: ignore[arg-type]
         device_name=device_name,
+        spec=spec,
         effective_config={k: make_value(v) for k, v in (config or {}).items()},
         sizes=sizes,
-        environment=dict(environment or {"torch": "2.11.0"}),
+        environment=dict({"torch": "2.11.0"} if environment is None else environment),
         tokens_per_step=tokens_per_step,
         failure=failure,
         warnings=tuple(warnings),

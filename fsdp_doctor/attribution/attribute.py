@@ -6,10 +6,10 @@ changed fields that can touch the category in that phase; what none can touch st
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fsdp_doctor.attribution.candidates import POOL_CATEGORIES, blame
+from fsdp_doctor.attribution.candidates import POOL_CATEGORIES, Blame, blame
 from fsdp_doctor.attribution.observations import fullest_rank
 from fsdp_doctor.model.comparison import Attribution, Metric
 from fsdp_doctor.model.config import ConfigChange
@@ -25,8 +25,9 @@ ATTRIBUTED = (
 )
 RERUN_ONE_WAY = 2
 """Evidence level of a pair that differs in one field alone."""
-END_OF_STEP = frozenset({"optimizer"})
+END_OF_STEP = ("optimizer",)
 """Effects bound to other phases are over when a step ends."""
+_MOVED = "the peak moved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +38,16 @@ class Split:
     a: Mapping[str | None, int]
     """Category -> bytes; sums to ``metric.a`` up to a rest that is shown as unexplained."""
     b: Mapping[str | None, int]
-    phases: Collection[str] | None
-    """Phases of the moments compared; None: not known, an effect of any phase counts."""
+    phases: Sequence[str] | None
+    """Phase of the moment compared, or two, A's and B's, when the peak moved; None: not known, an
+    effect of any phase counts."""
 
     @property
-    def moved(self) -> bool:
-        """Whether the peak lies in different phases on the two sides."""
-        return self.phases is not None and len(self.phases) > 1
+    def moved(self) -> str | None:
+        """Where the peak moved when it lies in different phases on the two sides."""
+        if self.phases is None or len(self.phases) < 2:
+            return None
+        return f"{_MOVED} from {self.phases[0]} to {self.phases[1]}"
 
 
 def attribute(
@@ -76,7 +80,9 @@ def _put_down_to(key: str, row: Attribution) -> Attribution:
         return row
     text = row.evidence
     if not row.keys:
-        text = text.partition(": ")[0] + ": follows from the only field that differs"
+        amount, _, reason = text.partition(": ")
+        moved = f"{reason}, which " if reason.startswith(_MOVED) else ""
+        text = f"{amount}: {moved}follows from the only field that differs"
     return replace(row, keys=(key,), level=RERUN_ONE_WAY, evidence=text)
 
 
@@ -104,14 +110,12 @@ def _row(
     divided: Split, category: str | None, delta: int, changes: Sequence[ConfigChange]
 ) -> Attribution:
     metric = divided.metric
-    found = blame(changes, category, divided.phases, delta)
+    found = _blame(divided, category, delta, changes)
     text = f"{format_bytes(delta, signed=True)} in {category or 'allocated memory'}"
     if found.predicted is not None:
         together = " together" if len(found.keys) > 1 else ""
         text += f", formula {format_bytes(found.predicted, signed=True)}{together}"
     text += f": {found.reason}"
-    if divided.moved:
-        text += f" (the peak moved: phases {' and '.join(sorted(divided.phases or ()))})"
     return Attribution(
         metric=metric.name,
         rank=metric.rank,
@@ -124,6 +128,20 @@ def _row(
         predicted=found.predicted,
         evidence=text,
     )
+
+
+def _blame(
+    divided: Split, category: str | None, delta: int, changes: Sequence[ConfigChange]
+) -> Blame:
+    """Put a category down to fields; between two phases only to one that holds in all phases.
+
+    Bytes of one phase less those of another are no field's effect: where the peak moved, only a
+    formula that is bound to no phase and agrees is believed.
+    """
+    if divided.moved is None:
+        return blame(changes, category, divided.phases, delta)
+    found = blame(changes, category, (), delta)
+    return found if found.level == 1 else Blame(reason=divided.moved)
 
 
 def _rest(metric: Metric, rest: int, *, observed_at: int) -> Attribution:
@@ -154,9 +172,9 @@ def split(metric: Metric, a: Sequence[Run], b: Sequence[Run]) -> Split:
     if any(part is None for part in parts):
         return _whole(metric, None)
     phases = (
-        {metric.phase}
+        [metric.phase]
         if metric.phase is not None
-        else {str(x.peak_phase) for x in anatomies if x is not None}
+        else list(dict.fromkeys(str(x.peak_phase) for x in anatomies if x is not None))
     )
     keyed = [_keyed(part or {}) for part in parts]
     if metric.name == "peak_reserved_bytes":
@@ -180,7 +198,7 @@ def _peak_categories(anatomy: Anatomy, phase: str | None) -> dict[str, int] | No
 
 
 def _whole(metric: Metric, category: str | None) -> Split:
-    phases = None if metric.phase is None else {metric.phase}
+    phases = None if metric.phase is None else (metric.phase,)
     return Split(
         metric=metric,
         a={category: int(metric.a or 0)},

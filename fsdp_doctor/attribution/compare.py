@@ -9,15 +9,18 @@ from fsdp_doctor.attribution.compatibility import (
     check_common,
     check_usable,
     compatibility_warnings,
-    differs_beyond_config,
 )
+from fsdp_doctor.attribution.controlled import is_controlled
 from fsdp_doctor.attribution.findings import straggler_findings, time_findings
 from fsdp_doctor.attribution.memory_findings import memory_findings
 from fsdp_doctor.attribution.metrics import compare_metrics
-from fsdp_doctor.attribution.observations import fullest_rank
+from fsdp_doctor.attribution.moved_peak import find_moved_peak
+from fsdp_doctor.attribution.out_of_memory import out_of_memory
+from fsdp_doctor.attribution.out_of_memory_findings import out_of_memory_findings
 from fsdp_doctor.attribution.payload import comparison_to_payload
 from fsdp_doctor.attribution.statistics import DEFAULT_BAND
 from fsdp_doctor.attribution.stragglers import find_stragglers
+from fsdp_doctor.attribution.unfinished import bounded
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.comparison import Comparison
 from fsdp_doctor.model.config import ConfigDiff, EffectiveConfig
@@ -54,14 +57,19 @@ def compare_with_diff(
     check_usable(b, "B")
     warnings = [*warnings, *compatibility_warnings(a, b)]
     failures = list(_failure_findings(a, b))
+    all_b = b
     a, b = _comparable(a), _comparable(b)
     check_common(a, b)
-    metrics = compare_metrics(a, b, band=band)
-    controlled = not diff.unknown and not differs_beyond_config(a[0], b[0])
+    metrics = bounded(compare_metrics(a, b, band=band), a, b)
+    ended = out_of_memory(a, all_b, diff.changed)
+    controlled = is_controlled(a, b, diff)
     attribution = attribute(metrics, diff.changed, a, b, controlled=controlled)
+    if ended is not None:
+        metrics, attribution = (*metrics, ended.metric), (*attribution, *ended.rows)
+        failures += out_of_memory_findings(ended, diff.changed)
     findings = (
         *failures,
-        *memory_findings(metrics, attribution, diff, _moved(a, b)),
+        *memory_findings(metrics, attribution, diff, find_moved_peak(a, b)),
         *time_findings(metrics, diff),
         *straggler_findings(find_stragglers(a), find_stragglers(b)),
     )
@@ -107,17 +115,6 @@ def _diff(a: Run, b: Run) -> tuple[ConfigDiff, list[str]]:
     from fsdp_doctor.config.diff import diff_configs
 
     return diff_configs(config_a, config_b, a.manifest.sizes, b.manifest.sizes), []
-
-
-def _moved(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, str] | None:
-    """Return the phases of the peak on both sides when they differ and are known."""
-    phases = []
-    for runs in (a, b):
-        series = next((s for run in runs if (s := fullest_rank(run)) is not None), None)
-        if series is None or series.anatomy is None:
-            return None
-        phases.append(str(series.anatomy.peak_phase))
-    return (phases[0], phases[1]) if phases[0] != phases[1] else None
 
 
 def _failure_findings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[Finding]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+from fsdp_doctor.attribution.environments import HOST_THREADS, environment_differences
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.run import Run
 from fsdp_doctor.runs.summary import steady_steps
@@ -17,19 +17,6 @@ _MUST_MATCH = (
     ("source", "predicted or partial records stand beside measured ones"),
     ("tokens_per_step", "the steps do different work: compare tokens_per_s, not step_time_s"),
 )
-_IGNORED = frozenset(
-    {
-        "device_name",  # compared above
-        "git.dirty",
-        "host_cores",
-        "variables.CUDA_VISIBLE_DEVICES",
-        "variables.SLURM_JOB_ID",
-    }
-)
-
-
-_HOST_THREADS = frozenset({"threads", "variables.OMP_NUM_THREADS", "variables.MKL_NUM_THREADS"})
-"""Facts that move time, never allocated bytes."""
 
 
 def check_usable(runs: Sequence[Run], side: str) -> None:
@@ -85,7 +72,7 @@ def compatibility_warnings(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
         *_size_warnings(a[0], b[0]),
         *_rank_warnings(a, b),
         *_kind_warnings(a, b),
-        *_environment_warnings(a[0], b[0]),
+        *_environment_warnings(a, b),
         *_launch_warnings("A", a),
         *_launch_warnings("B", b),
     ]
@@ -96,15 +83,6 @@ def _manifest_warnings(a: Run, b: Run) -> Iterator[str]:
         value_a, value_b = getattr(a.manifest, name), getattr(b.manifest, name)
         if value_a != value_b:
             yield f"{name} differs ({_text(value_a)} -> {_text(value_b)}): {meaning}"
-
-
-def differs_beyond_config(a: Run, b: Run) -> bool:
-    """Return whether anything but the config differs that allocated memory may depend on."""
-    names = ("device_type", "device_name", "source")
-    if any(getattr(a.manifest, name) != getattr(b.manifest, name) for name in names):
-        return True
-    differences = environment_differences(a, b)
-    return any(text.partition(": ")[0] not in _HOST_THREADS for text in differences)
 
 
 def _text(value: object) -> str:
@@ -154,35 +132,15 @@ def _kind_warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
         )
 
 
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
-def environment_differences(a: Run, b: Run) -> list[str]:
-    """Return ``name: value -> value`` of the facts about machine and software that differ."""
-    flat_a, flat_b = _flat(a.manifest.environment), _flat(b.manifest.environment)
-    if not flat_a or not flat_b:
-        return []
-    names = sorted((flat_a.keys() | flat_b.keys()) - _IGNORED)
-    return [
-        f"{name}: {_text(flat_a.get(name))} -> {_text(flat_b.get(name))}"
-        for name in names
-        if flat_a.get(name) != flat_b.get(name)
-    ]
-
-
-def _environment_warnings(a: Run, b: Run) -> Iterator[str]:
-    if differences := environment_differences(a, b):
-        yield (
-            f"these runs also differ in {'; '.join(differences)}: "
-            "such changes are not attributed and may be the cause"
-        )
+def _environment_warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
+    differences = environment_differences(a, b)
+    for names, meaning in (
+        (differences.keys() - HOST_THREADS, "such changes are not attributed and may be the cause"),
+        (differences.keys() & HOST_THREADS, "that can move time, not allocated memory"),
+    ):
+        if names:
+            listed = "; ".join(f"{name}: {differences[name]}" for name in sorted(names))
+            yield f"these runs also differ in {listed}: {meaning}"
 
 
 def _launch_warnings(side: str, runs: Sequence[Run]) -> Iterator[str]:
@@ -198,11 +156,12 @@ def _launch_warnings(side: str, runs: Sequence[Run]) -> Iterator[str]:
                 yield f"{side}: rank {series.rank}: {series.anatomy.incomplete}"
         for warning in manifest.warnings:
             yield f"{side}: {warning}"
-    configs = [_effective(run) for run in runs]
+    configs = [effective_fields(run) for run in runs]
     if any(config != configs[0] for config in configs):
         yield f"the launches of {side} do not share one config: the first one's is compared"
 
 
-def _effective(run: Run) -> dict[str, object]:
+def effective_fields(run: Run) -> dict[str, object]:
+    """Return the fields of a run's config that act, with their values."""
     fields = run.manifest.effective_config.items()
     return {key: (value.set, value.value) for key, value in fields if value.effective}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fsdp_doctor.attribution.moved_peak import MovedPeak
 from fsdp_doctor.model.comparison import Attribution, Metric
 from fsdp_doctor.model.config import ConfigChange, ConfigDiff, ConfigValue
 from fsdp_doctor.model.finding import Advice, Evidence, Finding
@@ -17,7 +18,7 @@ NOTABLE_SHARE = 0.1
 TRIFLE_SHARE = 0.01
 """Share of a difference below which a field gets a row but no finding."""
 _TOLD_CATEGORIES = 3
-_CAUSES = {
+CAUSES = {
     "parameters": "state-does-not-fit",
     "gradients": "state-does-not-fit",
     "optimizer_state": "state-does-not-fit",
@@ -67,23 +68,50 @@ class Group:
         return min((row.level for row in bulk if row.level is not None), default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a finding is about: a metric that changed, and the metric whose rows explain it."""
+
+    whole: Metric
+    metric: Metric
+    """``whole`` itself, or, when the peak moved, the peak of the phase that tells why."""
+    text: str
+    """How the claim begins."""
+    end: str = ""
+    """How the claim ends."""
+
+    @property
+    def delta(self) -> int:
+        """Signed bytes to be explained."""
+        return int(self.metric.delta or 0)
+
+    @property
+    def measured(self) -> tuple[Evidence, ...]:
+        """Return the numbers behind the claim."""
+        if self.metric is self.whole:
+            return (_measured(self.whole),)
+        return _measured(self.whole), _measured(self.metric)
+
+
 def memory_findings(
     metrics: Sequence[Metric],
     attribution: Sequence[Attribution],
     diff: ConfigDiff,
-    moved: tuple[str, str] | None,
+    moved: MovedPeak | None,
 ) -> Iterator[Finding]:
     """Yield findings on memory: the peak (or, when it is the same, the phase that changed most),
-    then reserved, resident and outside memory. ``moved``: phases of the peak in A and B.
+    then reserved, resident and outside memory. When the peak ``moved``, its change is explained by
+    that of one phase.
     """
     for metric in _told(metrics):
-        rows = [row for row in attribution if _belongs(row, metric)]
+        subject = _subject_of(metric, metrics, moved)
+        rows = [row for row in attribution if _belongs(row, subject.metric)]
         changes = {change.key: change for change in diff.changed}
         for group in _groups(rows):
-            if group.keys and _matters(group, metric):
-                yield _named(metric, group, changes, moved)
-            elif not group.keys and abs(group.value) >= NOTABLE_SHARE * abs(metric.delta or 0):
-                yield _unexplained(metric, group, diff, moved)
+            if group.keys and _matters(group, subject.metric):
+                yield _named(subject, group, changes)
+            elif not group.keys and abs(group.value) >= NOTABLE_SHARE * abs(subject.delta):
+                yield _unexplained(subject, group, diff)
 
 
 def _matters(group: Group, metric: Metric) -> bool:
@@ -131,27 +159,41 @@ def _subject(metric: Metric) -> str:
     return f"{_NAMES[metric.name]}{where}{when} {verb} by {amount}"
 
 
-def _named(
-    metric: Metric,
-    group: Group,
-    changes: dict[str, ConfigChange],
-    moved: tuple[str, str] | None,
-) -> Finding:
-    rise = metric.verdict == "worse"
-    with_it = (group.value > 0) == ((metric.delta or 0) > 0)
+def _subject_of(metric: Metric, metrics: Sequence[Metric], moved: MovedPeak | None) -> Subject:
+    text = _subject(metric)
+    if moved is None or metric.phase is not None or not metric.name.startswith("peak"):
+        return Subject(whole=metric, metric=metric, text=text)
+    telling = moved.telling(metric, metrics)
+    if telling is None:
+        return Subject(whole=metric, metric=metric, text=text, end=f"; {moved.text}")
+    verb = "rose" if (telling.delta or 0) > 0 else "fell"
+    amount = format_bytes(abs(telling.delta or 0))
+    return Subject(
+        whole=metric,
+        metric=telling,
+        text=f"{text}; {moved.where(metric)}, it {verb} by {amount}",
+        end=f"; {moved.other(metric, metrics)}",
+    )
+
+
+def _named(subject: Subject, group: Group, changes: dict[str, ConfigChange]) -> Finding:
+    rise = subject.metric.verdict == "worse"
+    with_it = (group.value > 0) == (subject.delta > 0)
     joint = len(group.keys) > 1
     confidence = JOINT_CONFIDENCE if joint else CONFIDENCE.get(group.level or 0, 0.5)
     flags = " and ".join(change_text(changes[key]) for key in group.keys if key in changes)
-    claim = f"{_subject(metric)}; {flags} {_effect_text(group, with_it=with_it, joint=joint)}"
+    claim = f"{subject.text}; {flags} {_effect_text(group, with_it=with_it, joint=joint)}"
+    undo = rise and with_it and not joint
+    saves = min(group.value, int(subject.whole.delta or 0))
     return Finding(
         cause=_cause(group),
-        claim=claim + _moved_text(metric, moved),
+        claim=claim + subject.end,
         confidence=confidence,
         severity="warning" if rise and with_it else "note",
         level=group.level,
-        evidence=(_measured(metric), *(_evidence(row) for row in group.rows)),
+        evidence=(*subject.measured, *(_evidence(row) for row in group.rows)),
         flags=group.keys,
-        advice=_advice(group, changes) if rise and with_it and not joint else (),
+        advice=undo_advice(changes.get(group.keys[0]), saves) if undo else (),
     )
 
 
@@ -182,22 +224,15 @@ def _amounts(group: Group, *, signed: bool) -> str:
     return ", ".join(parts)
 
 
-def _moved_text(metric: Metric, moved: tuple[str, str] | None) -> str:
-    if moved is None or metric.phase is not None or not metric.name.startswith("peak"):
-        return ""
-    return f"; the peak moved from {moved[0]} to {moved[1]}"
-
-
-def _unexplained(
-    metric: Metric, group: Group, diff: ConfigDiff, moved: tuple[str, str] | None
-) -> Finding:
+def _unexplained(subject: Subject, group: Group, diff: ConfigDiff) -> Finding:
+    metric = subject.metric
     categories = ", ".join(dict.fromkeys(row.category or "no category" for row in group.rows))
     share = format_relative(group.value / metric.delta if metric.delta else None)
     claim = (
-        f"{_subject(metric)}; {format_bytes(group.value, signed=True)} of it ({share} of the "
+        f"{subject.text}; {format_bytes(group.value, signed=True)} of it ({share} of the "
         f"difference) in {categories} is not explained by any changed field"
     )
-    evidence = [_measured(metric), *(_evidence(row) for row in group.rows)]
+    evidence = [*subject.measured, *(_evidence(row) for row in group.rows)]
     if diff.unknown:
         keys = ", ".join(change.key for change in diff.unknown)
         evidence.append(Evidence(text=f"changed fields whose effect is not known: {keys}"))
@@ -211,7 +246,7 @@ def _unexplained(
         )
     return Finding(
         cause="unexplained",
-        claim=claim + _moved_text(metric, moved),
+        claim=claim + subject.end,
         confidence=0.9,
         severity="warning" if metric.verdict == "worse" and metric.name not in _ASIDE else "note",
         evidence=tuple(evidence),
@@ -221,7 +256,8 @@ def _unexplained(
 def _measured(metric: Metric) -> Evidence:
     a, b = format_bytes(metric.a), format_bytes(metric.b)
     delta = None if metric.delta is None else int(metric.delta)
-    return Evidence(text=f"{metric.name}: {a} -> {b}", rank=metric.rank, bytes=delta)
+    phase = "" if metric.phase is None else f" in {metric.phase}"
+    return Evidence(text=f"{metric.name}{phase}: {a} -> {b}", rank=metric.rank, bytes=delta)
 
 
 def _evidence(row: Attribution) -> Evidence:
@@ -229,7 +265,7 @@ def _evidence(row: Attribution) -> Evidence:
 
 
 def _cause(group: Group) -> str:
-    return _CAUSES.get(group.rows[0].category or "", "configuration")
+    return CAUSES.get(group.rows[0].category or "", "configuration")
 
 
 def value_text(value: ConfigValue) -> str:
@@ -256,8 +292,8 @@ def _undo_text(change: ConfigChange) -> str:
     return f"set {native} back to {written} ({change.key} {value})"
 
 
-def _advice(group: Group, changes: dict[str, ConfigChange]) -> tuple[Advice, ...]:
-    change = changes.get(group.keys[0])
+def undo_advice(change: ConfigChange | None, saves: int | None) -> tuple[Advice, ...]:
+    """Return the advice to undo a change, with the bytes that saves where they are known."""
     if change is None:
         return ()
     cost = None
@@ -266,8 +302,8 @@ def _advice(group: Group, changes: dict[str, ConfigChange]) -> tuple[Advice, ...
     return (
         Advice(
             change=_undo_text(change),
-            saves_bytes=group.value,
-            saves_text=f"{format_bytes(group.value)} per rank",
+            saves_bytes=saves,
+            saves_text=None if saves is None else f"{format_bytes(saves)} per rank",
             cost=cost,
         ),
     )

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from fsdp_doctor.attribution.observations import Observations, Observed, Place, observe
+from fsdp_doctor.attribution.observations import (
+    VARYING,
+    Observations,
+    Observed,
+    Place,
+    observe,
+)
 from fsdp_doctor.attribution.statistics import (
     DEFAULT_BAND,
     exact_verdict,
@@ -17,8 +23,6 @@ from fsdp_doctor.model.comparison import Metric, Verdict
 from fsdp_doctor.model.run import Run
 from fsdp_doctor.units import format_bytes
 
-VARYING = frozenset({"peak_reserved_bytes", "outside_pytorch_bytes"})
-"""Numbers that differ between identical runs: the pool depends on timing, the device on others."""
 VARYING_SHARE = 0.03
 """How much they differ: reserved memory of identical ranks and launches on H200 (measured)."""
 _ORDER = (

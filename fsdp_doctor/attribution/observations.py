@@ -8,6 +8,9 @@ from typing import NamedTuple
 from fsdp_doctor.model.run import PhaseRecord, RankSeries, Run, StepRecord
 from fsdp_doctor.runs.summary import steady_steps
 
+VARYING = frozenset({"peak_reserved_bytes", "outside_pytorch_bytes"})
+"""Numbers that differ between identical runs: the pool depends on timing, the device on others."""
+
 
 class Place(NamedTuple):
     """Which number: a metric's name, rank (None: over all), phase and category."""
@@ -66,7 +69,7 @@ def _rank_values(series: RankSeries) -> Iterator[tuple[Place, list[int]]]:
                 yield Place(name, rank, str(record.phase)), values
     if values := _known([_end(step, "allocated_bytes") for step in steps]):
         yield Place("resident_bytes", rank), values
-    if values := _known([_outside(step) for step in steps]):
+    if values := _known([outside_pytorch_bytes(step) for step in steps]):
         yield Place("outside_pytorch_bytes", rank), values
     if values := _peaks(list(series.steps[:1]), "allocated_bytes", None):
         yield Place("first_step_peak_allocated_bytes", rank), values
@@ -99,8 +102,11 @@ def _end(step: StepRecord, counter: str) -> int | None:
     return value
 
 
-def _outside(step: StepRecord) -> int | None:
-    """Return what the device holds beyond PyTorch's pool: context, libraries, other processes."""
+def outside_pytorch_bytes(step: StepRecord) -> int | None:
+    """Return what the device holds beyond PyTorch's pool: context, libraries, other processes.
+
+    None when it is not known, or when the two counters contradict each other.
+    """
     reserved = _end(step, "reserved_bytes")
     if step.device_used_bytes is None or reserved is None:
         return None

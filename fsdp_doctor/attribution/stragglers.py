@@ -1,7 +1,7 @@
 """Is one rank slower than its peers? Then no flag made the job slow.
 
 A rank's own time is the step less what it waited for the others. It is read from phases in which
-ranks do not wait (data; the optimizer unless gradients are clipped across ranks), and, with
+ranks do not wait (data; the optimizer unless it clips or scales gradients across ranks), and, with
 several launches, from the profiled steps (wall less exposed communication).
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LATE = 0.03
 """Share of the peers' time by which a straggler is late (median over the steps)."""
 LOCAL_PHASES = ("data", "optimizer")
-"""Phases without collectives; the optimizer has some when gradients are clipped."""
+"""Phases without collectives; the optimizer has some when it clips or scales gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def flag(own: FloatArray, *, ranks: Sequence[int], basis: str = "phases") -> lis
 
 def _own_by_phases(run: Run) -> tuple[list[int], FloatArray] | None:
     """Return ranks and their own times: the job's step less the wait seen in local phases."""
-    phases = LOCAL_PHASES[:1] if _clips(run) else LOCAL_PHASES
+    phases = LOCAL_PHASES[:1] if _waits_in_optimizer(run) else LOCAL_PHASES
     local = [_local_seconds(series, phases) for series in run.ranks]
     known = sorted(set.intersection(*(set(x) for x in local))) if local else []
     if len(local) < 2 or not known:
@@ -112,9 +112,13 @@ def _own_by_phases(run: Run) -> tuple[list[int], FloatArray] | None:
     return [series.rank for series in run.ranks], step_times - wait
 
 
-def _clips(run: Run) -> bool:
+def _waits_in_optimizer(run: Run) -> bool:
+    """Return whether gradients are clipped, or scaled with a check for overflow, across ranks."""
     fields = run.manifest.effective_config.items()
-    return any("grad_norm" in key and value.value is not None for key, value in fields)
+    return any(
+        ("grad_norm" in key and field.value is not None) or ("grad_scaler" in key and field.value)
+        for key, field in fields
+    )
 
 
 def _local_seconds(series: RankSeries, phases: Sequence[str]) -> dict[int, tuple[float, float]]:

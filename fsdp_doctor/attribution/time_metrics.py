@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fsdp_doctor.attribution.interleaving import interleaving_warnings
 from fsdp_doctor.attribution.statistics import (
     ALPHA,
     MIN_LAUNCHES,
@@ -37,6 +38,27 @@ def time_metrics(a: Sequence[Run], b: Sequence[Run], *, band: float) -> list[Met
 
     p-values are adjusted: Holm over step time and throughput, Benjamini-Hochberg over the parts.
     """
+    metrics = _time_metrics(a, b, band=band)
+    confounded = interleaving_warnings(_timed(a), _timed(b))
+    return [_without_verdict(m, confounded) for m in metrics] if confounded else metrics
+
+
+def _timed(runs: Sequence[Run]) -> list[Run]:
+    return [
+        run
+        for run in runs
+        if any(s.kind == "timed" and s.step_time_s for x in run.ranks for s in x.steps)
+    ]
+
+
+def _without_verdict(metric: Metric, reasons: list[str]) -> Metric:
+    """Cap a verdict that something besides the config may have caused; the step says why."""
+    if metric.name == "step_time_s":
+        metric = replace(metric, warnings=(*metric.warnings, *reasons))
+    return replace(metric, verdict="unclear")
+
+
+def _time_metrics(a: Sequence[Run], b: Sequence[Run], *, band: float) -> list[Metric]:
     times_a, times_b = [launch_times(run) for run in a], [launch_times(run) for run in b]
     notes = _one_rank_warnings(a, b)
     steps = _compare("step_time_s", _steps(times_a), _steps(times_b), band=band, notes=notes)
@@ -131,21 +153,31 @@ def _drifted(
     if drift:
         test = test.widened(drift)
         step = _judged(step, test, band=band)
-    return test, replace(step, warnings=(*step.warnings, *_decision_warnings(test, step, band)))
-
-
-def _decision_warnings(test: TimeTest, step: Metric, band: float) -> list[str]:
     if step.verdict != "unclear":
-        return []
+        return test, step
+    advice = _decision_advice(test, band, drifts=drift > 0)
+    return test, replace(step, warnings=(*step.warnings, advice))
+
+
+def _decision_advice(test: TimeTest, band: float, *, drifts: bool) -> str:
+    """Say what would decide: more launches, or, where there are enough, steadier ones."""
     needed = required_launches(test, band=band)
     enough = f"about {needed}" if needed is not None else "more than 100"
     if min(test.launches) < MIN_LAUNCHES:
         more = "" if needed == MIN_LAUNCHES else f", for this difference {enough}"
-        return [
+        return (
             f"no verdict on time from {test.launches[0]} and {test.launches[1]} launches: it takes "
             f"at least {MIN_LAUNCHES} interleaved launches a side{more}"
-        ]
-    return [f"{enough} launches a side would decide this difference"]
+        )
+    if needed is not None and needed <= min(test.launches):
+        if drifts:
+            return (
+                "the drift within launches hides this difference: more warm-up steps or longer "
+                "runs would decide it, more launches would not"
+            )
+        enough = f"more than {min(test.launches)}"
+    steadier = ", each with more warm-up or longer," if drifts else ""
+    return f"{enough} launches a side{steadier} would decide this difference"
 
 
 def _launch_warnings(a: Sequence[LaunchTimes], b: Sequence[LaunchTimes]) -> list[str]:

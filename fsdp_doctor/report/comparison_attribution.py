@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_doctor.attribution.moved_peak import MovedPeak
+from fsdp_doctor.attribution.out_of_memory import METRIC as OOM
 from fsdp_doctor.model.comparison import Attribution, Comparison, Metric
 from fsdp_doctor.report.document import Block, Cell, Column, Footnotes, Prose, Section, Table
 from fsdp_doctor.report.words import LEVELS, UNKNOWN, format_value, metric_name, words
@@ -13,19 +15,26 @@ Group = tuple[str, int | None, str | None]
 """Metric, rank and phase of rows that add up to one difference."""
 
 
-def attribution_sections(comparison: Comparison, notes: Footnotes) -> list[Section]:
+def attribution_sections(
+    comparison: Comparison, notes: Footnotes, moved: MovedPeak | None = None
+) -> list[Section]:
     """Return a table per metric, those over the whole run first; what no field explains is always
     the last row.
+
+    Of a failing moment, and of a peak that ``moved``, the phase that tells why comes with them.
     """
     groups: dict[Group, list[Attribution]] = {}
     for part in comparison.attribution:
         groups.setdefault((part.metric, part.rank, part.phase), []).append(part)
     tables = {
-        key: _attribution_table(_group_title(key), parts, _metric_of(comparison, key), notes)
+        key: _attribution_table(
+            _group_title(key), parts, _metric_of(comparison, key), notes, _caveat(key, moved)
+        )
         for key, parts in groups.items()
     }
-    main: list[Block] = [t for key, t in tables.items() if key[1:] == (None, None)]
-    rest = [t for key, t in tables.items() if key[1:] != (None, None)]
+    leading = [key for key in tables if _leads(key, comparison, moved)]
+    main: list[Block] = [tables[key] for key in sorted(leading, key=lambda key: key[0] != OOM)]
+    rest = [table for key, table in tables.items() if key not in leading]
     if not main:
         main = [Prose(text="No difference over the whole run to attribute.", tone="muted")]
     sections = [Section(title="Which field did it", blocks=tuple(main))]
@@ -33,6 +42,24 @@ def attribution_sections(comparison: Comparison, notes: Footnotes) -> list[Secti
         title = "Which field did it, by phase and rank"
         sections.append(Section(title=title, blocks=tuple(rest), collapsed=True, only="wide"))
     return sections
+
+
+def _leads(key: Group, comparison: Comparison, moved: MovedPeak | None) -> bool:
+    name, rank, phase = key
+    if name == OOM or (rank, phase) == (None, None):
+        return True
+    whole = _metric_of(comparison, (name, rank, None))
+    if moved is None or whole is None or rank is not None:
+        return False
+    telling = moved.telling(whole, comparison.metrics)
+    return telling is not None and telling.phase == phase
+
+
+def _caveat(key: Group, moved: MovedPeak | None) -> str:
+    name, _, phase = key
+    if moved is None or phase is not None or not name.startswith("peak"):
+        return ""
+    return f"T{moved.text[1:]}: these bytes are of two phases."
 
 
 def _group_title(key: Group) -> str:
@@ -53,7 +80,11 @@ def _metric_of(comparison: Comparison, key: Group) -> Metric | None:
 
 
 def _attribution_table(
-    title: str, parts: Sequence[Attribution], metric: Metric | None, notes: Footnotes
+    title: str,
+    parts: Sequence[Attribution],
+    metric: Metric | None,
+    notes: Footnotes,
+    caveat: str,
 ) -> Table:
     explained = sorted((p for p in parts if p.keys), key=lambda p: (-abs(p.value), p.keys))
     rest = [p for p in parts if not p.keys]
@@ -78,7 +109,7 @@ def _attribution_table(
             Column("evidence", only="wide"),
         ),
         rows=tuple(rows),
-        caption=caption,
+        caption=" ".join(part for part in (caption, caveat) if part),
     )
 
 

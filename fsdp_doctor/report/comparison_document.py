@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from fsdp_doctor.attribution.moved_peak import find_moved_peak
 from fsdp_doctor.model.comparison import Comparison
 from fsdp_doctor.model.config import ConfigChange, ConfigDiff
 from fsdp_doctor.model.finding import Evidence, Finding
@@ -52,7 +53,7 @@ def comparison_document(
         _sides_section(comparison, runs_a, runs_b),
         _changes_section(comparison.diff),
         *metric_sections(comparison, runs_a, runs_b, notes),
-        *attribution_sections(comparison, notes),
+        *attribution_sections(comparison, notes, find_moved_peak(runs_a, runs_b)),
         *_plots_section(comparison, runs_a, runs_b),
         *_quiet_changes(comparison.diff),
     ]

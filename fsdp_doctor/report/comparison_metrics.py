@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from fsdp_doctor.attribution.observations import VARYING
 from fsdp_doctor.model.comparison import Comparison, Metric
 from fsdp_doctor.model.run import Run
 from fsdp_doctor.report import facts, plots
@@ -32,6 +33,8 @@ from fsdp_doctor.units import format_relative
 
 _GROUPS = ("by phase", "by category")
 _LONG_GROUPS = ("by category in each phase", "by rank")
+_HUGE = 1000
+"""A factor beyond which only its being huge counts: A held next to nothing."""
 _HEADLINES = ("peak_allocated_bytes", "peak_reserved_bytes", "step_time_s", "tokens_per_s")
 
 
@@ -143,13 +146,21 @@ def _relative(metric: Metric) -> str:
         return "~"
     if metric.verdict == "unclear":
         return "?"
+    if metric.relative is not None and metric.relative + 1 >= _HUGE:
+        return f"x {_HUGE:,}+"
     return format_relative(metric.relative)
 
 
 def _basis(metric: Metric) -> str:
-    if metric.interval is None and metric.unit in ("bytes", "count"):
+    if metric.unit in ("bytes", "count") and not _varies(metric):
         return "exact"
     return f"{metric.n_launches[0]}+{metric.n_launches[1]}"
+
+
+def _varies(metric: Metric) -> bool:
+    """Return whether identical launches differ in it, always or as seen here."""
+    seen = any(warning.startswith("varies between") for warning in metric.warnings)
+    return metric.name in VARYING or seen
 
 
 def _spread_lines(metrics: Sequence[Metric]) -> list[Block]:

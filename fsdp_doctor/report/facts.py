@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from fsdp_doctor.attribution.observations import outside_pytorch_bytes as outside_of_step
 from fsdp_doctor.model.memory import Anatomy, Phase
 from fsdp_doctor.model.run import PhaseRecord, RankSeries, Run, StepRecord
 from fsdp_doctor.runs.summary import peak, resident_bytes, steady_peak_bytes, steady_steps
@@ -101,11 +102,14 @@ def outside_pytorch_bytes(series: RankSeries) -> int | None:
     """Return device memory in use beyond what PyTorch reserved, at the end of the last step that
     knows both (context, NCCL, other processes).
     """
-    for step in reversed(series.steps):
-        reserved = step.phases[-1].end.reserved_bytes if step.phases else None
-        if step.device_used_bytes is not None and reserved is not None:
-            return step.device_used_bytes - reserved
-    return None
+    known = (outside_of_step(step) for step in reversed(series.steps))
+    return next((outside for outside in known if outside is not None), None)
+
+
+def unfinished_step(run: Run) -> int | None:
+    """Return the step in which the run failed, or None."""
+    failure = run.manifest.failure
+    return None if failure is None or failure.step is None or failure.step < 0 else failure.step
 
 
 def last_known(series: RankSeries, name: str) -> int | None:
@@ -198,7 +202,7 @@ def anatomy_of(run: Run) -> tuple[int, Anatomy] | None:
     return max(told, key=lambda pair: (pair[1].peak_allocated_bytes, -pair[0])) if told else None
 
 
-def by_size(categories: dict[str, int]) -> list[tuple[str, int]]:
+def by_size(categories: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return categories with their bytes, largest first, without empty ones."""
     return sorted(
         ((c, b) for c, b in categories.items() if b), key=lambda pair: (-pair[1], pair[0])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fsdp_doctor.model.run import Run
+from fsdp_doctor.model.run import Run, StepRecord
 from fsdp_doctor.report import facts, plots
 from fsdp_doctor.report.document import (
     Cell,
@@ -142,8 +142,16 @@ def _steps_text(run: Run) -> str:
     counts: dict[str, int] = {}
     series = facts.first_rank(run)
     for step in series.steps if series else ():
-        counts[step.kind] = counts.get(step.kind, 0) + 1
+        kind = _kind(step, unfinished=step.step == facts.unfinished_step(run))
+        counts[kind] = counts.get(kind, 0) + 1
     return ", ".join(f"{count} {words(kind)}" for kind, count in counts.items()) or "none"
+
+
+def _kind(step: StepRecord, *, unfinished: bool) -> str:
+    """Return a step's kind; ``warmup`` may only mean that a failed step did not say its kind."""
+    if not unfinished:
+        return step.kind
+    return "unfinished" if step.kind == "warmup" else f"{step.kind} (unfinished)"
 
 
 def _find(environment: Mapping[str, Any], package: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from fsdp_doctor.model.memory import Anatomy, TopAllocation
@@ -35,7 +36,7 @@ def memory_sections(run: Run, notes: Footnotes) -> list[Section]:
     found = facts.anatomy_of(run)
     if found is not None:
         rank, anatomy = found
-        sections.append(_peak_section(rank, anatomy, notes))
+        sections.append(_peak_section(run, rank, anatomy, notes))
         if anatomy.top_allocations:
             sections.append(_top_section(anatomy))
     sections.append(Section(title="Memory in numbers", blocks=(_numbers(run, series),)))
@@ -96,54 +97,93 @@ def _peak_over_ranks(run: Run, row: facts.PhaseMemory) -> Cell:
     return Cell(size_range(facts.spread_over_ranks(run, peak_of)))
 
 
-def _peak_section(rank: int, anatomy: Anatomy, notes: Footnotes) -> Section:
+def _peak_section(run: Run, rank: int, anatomy: Anatomy, notes: Footnotes) -> Section:
+    """Return what filled the memory: at the failing moment where there is one, and at the peak."""
     marks = (
         (notes.add(f"anatomy of rank {rank}: {anatomy.incomplete}"),) if anatomy.incomplete else ()
     )
-    rows = []
-    for category, size_bytes in facts.by_size(anatomy.categories):
-        part = size_bytes / anatomy.peak_allocated_bytes if anatomy.peak_allocated_bytes else 0.0
-        rows.append(
-            (
-                Cell(words(category), color=category),
-                size(size_bytes),
-                Cell(share(size_bytes, anatomy.peak_allocated_bytes)),
-                Cell("", bar=part, color=category),
-                size(anatomy.resident.get(category, 0) if anatomy.resident else None),
-            )
-        )
-    rows.append(
-        (
-            Cell("all", "strong", marks),
-            size(anatomy.peak_allocated_bytes, "strong"),
-            Cell(""),
-            Cell(""),
-            size(sum(anatomy.resident.values()) if anatomy.resident else None, "strong"),
-        )
+    unfinished = facts.unfinished_step(run) == anatomy.step
+    which, after = "the step's peak", anatomy.resident
+    if unfinished:
+        which, after = "the highest moment before it ended", {}
+    caption = f"Rank {rank}, step {anatomy.step}: {which}, in {words(anatomy.peak_phase)}"
+    table = _category_table(
+        anatomy.categories,
+        anatomy.peak_allocated_bytes,
+        after,
+        marks,
+        caption=caption + (", and what stays after the step." if after else "."),
     )
-    table = Table(
-        columns=(
-            Column("category"),
-            Column("at the peak", "number"),
-            Column("share", "number"),
-            Column("", "bar"),
-            Column("between steps", "number"),
-        ),
-        rows=tuple(rows),
-        caption=(
-            f"Rank {rank}, step {anatomy.step}: the step's peak, in {words(anatomy.peak_phase)}, "
-            "and what stays after the step."
-        ),
-    )
-    plot = PlotFigure(
-        title="Peak of each phase by category",
-        draw=partial(plots.phase_categories, [("", anatomy)]),
-        caption="Allocated bytes at the moment of each phase's peak.",
-    )
-    blocks: list[Block] = [table]
+    blocks: list[Block] = [*_failing_blocks(run, rank, anatomy), table]
     if anatomy.phases:
+        plot = PlotFigure(
+            title="Peak of each phase by category",
+            draw=partial(plots.phase_categories, [("", anatomy)]),
+            caption="Allocated bytes at the moment of each phase's peak.",
+        )
         blocks += [plot, _phase_matrix(anatomy)]
     return Section(title="What filled the memory", blocks=tuple(blocks))
+
+
+def _failing_blocks(run: Run, rank: int, anatomy: Anatomy) -> list[Block]:
+    """Return what was alive in the phase that failed, and the request, where both are known."""
+    failure = run.manifest.failure
+    if failure is None or failure.phase is None or facts.unfinished_step(run) != anatomy.step:
+        return []
+    part = anatomy.phases.get(str(failure.phase))
+    if part is None or not part.categories or failure.rank not in (None, rank):
+        return []
+    phase = words(failure.phase)
+    table = _category_table(
+        part.categories,
+        part.peak_allocated_bytes,
+        {},
+        title=f"In {phase}, which failed",
+        caption=f"Rank {rank}, step {anatomy.step}: the most that was alive in {phase}.",
+    )
+    if failure.requested_bytes is None:
+        return [table]
+    asked = format_bytes(failure.requested_bytes)
+    needed = format_bytes(part.peak_allocated_bytes + failure.requested_bytes)
+    return [table, Prose(text=f"It asked for {asked} more: {needed} in all.", tone="bad")]
+
+
+def _category_table(
+    categories: Mapping[str, int],
+    total: int,
+    after: Mapping[str, int],
+    marks: tuple[int, ...] = (),
+    *,
+    title: str = "",
+    caption: str,
+) -> Table:
+    """Return categories with their shares of ``total``, and what stays of each where known."""
+    columns = [
+        Column("category"),
+        Column("alive" if title else "at the peak", "number"),
+        Column("share", "number"),
+        Column("", "bar"),
+    ]
+    rows = [
+        (
+            Cell(words(category), color=category),
+            size(size_bytes),
+            Cell(share(size_bytes, total)),
+            Cell("", bar=size_bytes / total if total else 0.0, color=category),
+            size(after.get(category, 0)),
+        )
+        for category, size_bytes in facts.by_size(categories)
+    ]
+    whole = (Cell("all", "strong", marks), size(total, "strong"), Cell(""), Cell(""))
+    rows.append((*whole, size(sum(after.values()), "strong")))
+    if after:
+        columns.append(Column("between steps", "number"))
+    return Table(
+        title=title,
+        columns=tuple(columns),
+        rows=tuple(row[: len(columns)] for row in rows),
+        caption=caption,
+    )
 
 
 def _phase_matrix(anatomy: Anatomy) -> Table:

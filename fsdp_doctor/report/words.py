@@ -50,6 +50,7 @@ _METRIC_NAMES = {
     "tokens_per_s": "tokens/s",
     "outside_pytorch_bytes": "outside PyTorch",
     "allocation_retries": "allocation retries",
+    "out_of_memory_bytes": "alive and asked for",
 }
 
 

@@ -151,10 +151,20 @@ def test_effect_of_another_phase_does_not_count():
     )
     split = make_split({}, {"temporaries": GIB})
     assert attribute_split(split, [change])[0].keys == ()
-    moved = make_split({}, {"temporaries": GIB}, phases={"backward", "optimizer"})
+    moved = make_split({}, {"temporaries": GIB}, phases=("backward", "optimizer"))
     (row,) = attribute_split(moved, [change])
-    assert row.keys == ("optimizer.foreach",)
-    assert "the peak moved" in row.evidence
+    assert row.keys == ()
+    assert row.evidence.endswith("the peak moved from backward to optimizer")
+
+
+def test_between_two_phases_only_an_agreeing_formula_of_all_phases_counts():
+    """Where the peak moved, sharded state is still its formula's; what merely may fit is not."""
+    sharded = make_change("sharding", 1, 2, make_effect("parameters", "up", GIB))
+    saved = make_change("recompute.mode", "full", "none", make_effect("activations", "up"))
+    moved = make_split({}, {"parameters": GIB, "activations": GIB}, phases=("forward", "backward"))
+    rows = {row.category: row for row in attribute_split(moved, [sharded, saved])}
+    assert (rows["parameters"].keys, rows["parameters"].level) == (("sharding",), 1)
+    assert rows["activations"].keys == ()
 
 
 def test_untouched_categories_stay_unexplained():

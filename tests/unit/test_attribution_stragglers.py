@@ -92,3 +92,12 @@ def test_the_optimizer_counts_only_without_clipping():
 
     assert [s.rank for s in find_stragglers([run()])] == [1]
     assert find_stragglers([run(**{"optimizer.max_grad_norm": 1.0})]) == []
+
+
+def test_the_optimizer_does_not_count_with_a_gradient_scaler():
+    """Its check for overflow goes over all ranks, in the optimizer phase."""
+    late = {"phase_times": {"optimizer": [0.03] * 12}, "times": [0.1] * 12}
+    fast = {"phase_times": {"optimizer": [0.01] * 12}, "times": [0.1] * 12}
+    ranks = [make_rank(0, **fast), make_rank(1, **late)]
+    assert find_stragglers([make_run(ranks=ranks, config={"precision.grad_scaler": False})])
+    assert not find_stragglers([make_run(ranks=ranks, config={"precision.grad_scaler": True})])

@@ -162,37 +162,6 @@ def test_a_field_that_works_against_the_rise_is_a_note():
     assert "may have changed that by -1.00 GiB in activations" in note.claim
 
 
-def test_moved_peak_is_said():
-    """When the peak lies in another phase, finding and evidence say so; phases stay separate."""
-    peaks = {**DEFAULT_PEAKS, "optimizer": {"parameters": GIB, "temporaries": 6 * GIB}}
-    change = make_change(
-        "optimizer.foreach", False, True, make_effect("temporaries", "up", None, "optimizer")
-    )
-    result = compare_with_diff([make_run()], [make_run(peaks=peaks)], make_diff(change))
-    assert "the peak moved from backward to optimizer" in result.findings[0].claim
-    rows = [r for r in result.attribution if r.rank == 0 and r.phase is None]
-    assert sum(r.value for r in rows) == 3 * GIB
-    assert {r.category: r.keys for r in rows} == {
-        "temporaries": ("optimizer.foreach",),
-        "activations": ("optimizer.foreach",),
-        "gradients": ("optimizer.foreach",),
-    }
-    assert {r.level for r in rows} == {2}
-    assert find(result, "peak_allocated_bytes", phase="backward").verdict == "same"
-
-
-def test_the_only_difference_is_the_cause():
-    """A field that alone differs gets all allocated bytes; with another driver it does not."""
-    b = make_run(peaks=peaks_with(unknown=GIB))
-    alone = compare_with_diff([make_run()], [b], make_diff(reshard_change()))
-    row = next(r for r in alone.attribution if r.metric == "peak_allocated_bytes")
-    assert (row.keys, row.level) == ((RESHARD,), 2)
-    other = make_run(peaks=peaks_with(unknown=GIB), environment={"torch": "2.12.0"})
-    beside = compare_with_diff([make_run()], [other], make_diff(reshard_change()))
-    assert all(row.keys == () for row in beside.attribution)
-    assert "is the only field that changed" in beside.findings[0].evidence[-1].text
-
-
 def test_anatomy_that_differs_from_the_timed_peak_leaves_a_rest():
     """When timed steps differ more than the observed ones the rest is unexplained."""
     observed = peaks_with(unsharded_parameters=GIB)
@@ -397,30 +366,6 @@ def test_missing_values_are_none_and_unclear():
     assert (metric.a, metric.b, metric.delta, metric.relative) == (GIB, None, None, None)
     assert metric.verdict == "unclear"
     assert metric.warnings == ("not recorded in B",)
-
-
-def test_failed_run_is_compared_on_what_it_has():
-    """A run that ran out of memory in its first step is compared with a warning and a finding."""
-    failure = Failure(kind="device_oom", message="out of memory", rank=1, step=0, phase="backward")
-    partial = [make_rank(0, peaks={"forward": {"activations": 9 * GIB}}, anatomy=False)]
-    b = make_run("b", ranks=partial, failure=failure, world_size=2)
-    result = compare_with_diff([make_run("a")], [b], make_diff())
-    assert find(result, "peak_allocated_bytes", rank=0).b == 9 * GIB
-    assert find(result, "peak_allocated_bytes", phase="backward").b is None
-    assert any("b failed (device_oom); compared on what it recorded" in w for w in result.warnings)
-    assert result.findings[0].cause == "failed-run"
-    assert result.findings[0].severity == "error"
-    assert any("1 ranks are recorded only in A" in w for w in result.warnings)
-
-
-def test_failed_launch_beside_completed_ones_is_left_out():
-    """One crashed launch does not distort the others of its side."""
-    failure = Failure(kind="signal", message="killed")
-    crashed = make_run("x", peaks={"forward": {"activations": MIB}}, failure=failure)
-    result = compare_with_diff([make_run()], [crashed, make_run()], make_diff())
-    assert find(result, "peak_allocated_bytes").verdict == "same"
-    assert find(result, "peak_allocated_bytes").n_launches == (1, 1)
-    assert any("left out" in w for w in result.warnings)
 
 
 def test_a_run_without_any_number_is_refused():

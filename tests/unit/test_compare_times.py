@@ -61,6 +61,44 @@ def test_drift_widens_the_interval():
     assert step_metric(drifting(0.1), drifting(0.2)).verdict == "worse"
 
 
+def advice(a, b):
+    """Return what the step time's warnings say would decide."""
+    return [w for w in step_metric(a, b).warnings if "would decide" in w]
+
+
+def ramps(scale, rise, count=3):
+    """Return launches whose steps get slower by ``rise`` from first to last."""
+    ramp = scale * np.linspace(1.0, 1.0 + rise, 30)
+    return [make_run(times=list(ramp)) for _ in range(count)]
+
+
+def test_drift_asks_for_longer_runs_not_for_launches():
+    """Where drift alone hides a difference, no number of launches is promised to show it."""
+    (text,) = advice(ramps(0.1, 0.2), ramps(0.11, 0.2))
+    assert text == (
+        "the drift within launches hides this difference: more warm-up steps or longer runs would "
+        "decide it, more launches would not"
+    )
+
+
+@pytest.mark.parametrize("spread", [0.004, 0.008, 0.02, 0.1])
+@pytest.mark.parametrize("rise", [0.0, 0.1])
+def test_advice_never_asks_for_launches_that_are_there(spread, rise):
+    """Any number of launches in the advice is above the number compared."""
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        sides = [
+            [ramps(0.1 * level * np.exp(rng.normal(0, spread)), rise, 1)[0] for _ in range(4)]
+            for level in (1.0, 1.02)
+        ]
+        for text in advice(*sides):
+            numbers = [
+                int(word) for word in text.replace("than", "about").split() if word.isdigit()
+            ]
+            floor = 3 if "more than" in text else 4
+            assert all(number > floor for number in numbers)
+
+
 def test_times_of_one_side_only():
     """A simulated run has no times: the metric is None on its side and unclear."""
     timed, untimed = make_run(times=[0.1] * 10), make_run(source="simulated")

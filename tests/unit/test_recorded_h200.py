@@ -83,6 +83,21 @@ def test_checkpointing() -> None:
     assert forward.value < -4 << 30
 
 
+def test_checkpointing_moves_the_peak() -> None:
+    """What backward lost is told of backward; the optimizer's bytes are no activations there."""
+    comparison = compared("fsdp2-reshard", "fsdp2-checkpoint-full")
+    finding = comparison.findings[0]
+    assert "fell by 2.95 GiB; in backward, where A peaked, it fell by 3.96 GiB" in finding.claim
+    assert "-4.76 GiB in activations" in finding.claim
+    assert finding.claim.endswith("the peak is now the optimizer's 8.95 GiB, which did not change")
+    whole = by_category(rows(comparison))[Category.TEMPORARIES]
+    assert "the peak moved from backward to optimizer" in whole.evidence
+    assert "being recomputed" not in whole.evidence
+    backward = by_category(rows(comparison, "backward"))[Category.TEMPORARIES]
+    assert "being recomputed" in backward.evidence
+    assert backward.value == 148 << 20
+
+
 def test_bf16_to_fp32() -> None:
     """The compute dtype is named for activations, gathered parameters and their buffers."""
     found = by_category(rows(compared("fsdp2-reshard", "fsdp2-reshard-fp32")))
