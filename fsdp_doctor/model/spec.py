@@ -230,8 +230,9 @@ class TrainingConfig:
 class StepPlan:
     """How many steps run, and of which kind."""
 
-    warmup: int = 3
-    """Untimed steps before the timed ones; at least 3, observed (see ``profiler.worker``)."""
+    warmup: int = 5
+    """Untimed steps before the timed ones; at least 3. The first 3 are observed; from 5 on at least
+    2 more let the job settle before the clock counts."""
     timed: int = 10
     """Timed steps."""
     kernel_profile: bool = True

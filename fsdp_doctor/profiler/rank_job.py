@@ -36,9 +36,6 @@ from fsdp_doctor.training.strategies import RankContext
 
 Job = TrainingJob | MegatronJob
 
-_SETTLING_STEPS = 2
-"""Untimed steps after observation ends, before the clock counts."""
-
 
 def train(plan: LaunchPlan, rank: int, local_rank: int) -> int:
     """Train as the plan says, recording; return 0, or 1 when an exception ended it."""
@@ -92,13 +89,15 @@ class _PhasesOnly:
 
 
 def _run(plan: LaunchPlan, spec: ProfileSpec, context: RankContext, recorder: Recorder) -> None:
+    if context.rank == plan.ranks[0]:
+        _describe_machine(plan, context)
     job = build_job(spec, context, recorder)
     recorder.watch(job.model, job.optimizer)
     if context.rank == plan.ranks[0]:
         _complete_manifest(plan, spec, context, job, recorder)
     for _ in range(OBSERVED_STEPS):
         _untimed(plan, job, recorder, "observed" if plan.observe else "warmup")
-    for _ in range(max(_SETTLING_STEPS, spec.steps.warmup - OBSERVED_STEPS)):
+    for _ in range(max(0, spec.steps.warmup - OBSERVED_STEPS)):
         _untimed(plan, job, recorder, "warmup")
     _timed_steps(plan, job, spec, recorder)
     if spec.checkpoint is not None:
@@ -144,12 +143,27 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def _describe_machine(plan: LaunchPlan, context: RankContext) -> None:
+    """Write device and environment into run.json, before anything is built that may fail."""
+    directory = Path(plan.run_directory)
+    environment = collect_environment(context.device)
+    write_manifest(
+        directory,
+        replace(
+            load_manifest(directory / "run.json"),
+            device_type="cuda" if context.device.type == "cuda" else "cpu",
+            device_name=environment["device_name"],
+            environment=environment,
+        ),
+    )
+
+
 def _complete_manifest(
     plan: LaunchPlan, spec: ProfileSpec, context: RankContext, job: Job, recorder: Recorder
 ) -> None:
     directory = Path(plan.run_directory)
     manifest: RunManifest = load_manifest(directory / "run.json")
-    environment = collect_environment(context.device)
+    environment = dict(manifest.environment)
     effective = manifest.effective_config
     if isinstance(job, MegatronJob):
         live = job.live_config()
@@ -166,8 +180,6 @@ def _complete_manifest(
         directory,
         replace(
             manifest,
-            device_type="cuda" if context.device.type == "cuda" else "cpu",
-            device_name=environment["device_name"],
             sizes=job.sizes,
             environment=environment,
             effective_config=effective,

@@ -37,7 +37,7 @@ workload:
   sequence_length: 8
 config:
   strategy: {strategy}
-steps: {{warmup: 3, timed: {timed}, kernel_profile: false}}
+steps: {{warmup: 5, timed: {timed}, kernel_profile: false}}
 """
 
 
@@ -90,12 +90,13 @@ def wait_for_step(run: Path, rank: int, step: int) -> int:
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
-    """Four specs in one command, one import of torch: (folder, exit status, output)."""
+    """Five specs in one command, one import of torch: (folder, exit status, output)."""
     folder = tmp_path_factory.mktemp("forked")
     specs = [
         write_spec(folder, "user-fsdp2", "fsdp2"),
         write_spec(folder, "user-ddp"),
         write_spec(folder, "raise", kwargs=f"{{fault: raise, rank: 1, call: 5, token: {SECRET}}}"),
+        write_spec(folder, "set-up", kwargs="{nonsense: 1}"),
         write_spec(folder, "hang", kwargs="{fault: hang, rank: 0, call: 5}"),
     ]
     process = start(*specs, "-o", folder / "runs", "--phase-timeout", "15")
@@ -145,6 +146,17 @@ def test_secrets_are_not_written(forked: tuple[Path, int, str]) -> None:
         assert SECRET not in path.read_text(errors="replace"), path
     assert "loaded with" in (folder / "raise" / "launch.log").read_text()
     assert SECRET not in output
+
+
+def test_set_up_that_fails_has_its_environment(forked: tuple[Path, int, str]) -> None:
+    """A model that cannot be built still leaves device and environment in the run."""
+    manifest = load_run(forked[0] / "set-up").manifest
+    assert manifest.failure is not None
+    assert (manifest.failure.kind, manifest.failure.step) == ("exception", -1)
+    assert "nonsense" in manifest.failure.message
+    assert manifest.device_name == manifest.environment["device_name"]
+    assert manifest.environment["torch"]
+    assert manifest.sizes is None
 
 
 def test_hang_in_one_rank(forked: tuple[Path, int, str]) -> None:
