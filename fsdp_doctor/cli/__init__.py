@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -26,8 +29,26 @@ COMMANDS = {
 """Command name -> one-line help, so that ``--help`` loads no command."""
 
 
+class _ReaderLeftError(Exception):
+    """Standard output was closed; click would end with status 1 at a BrokenPipeError."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands live in modules of the same name."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the arguments, or print the help."""
+        try:
+            return super().make_context(*args, **extra)
+        except BrokenPipeError as error:
+            raise _ReaderLeftError from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderLeftError from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         """Return the command names in the order a user meets them."""
@@ -64,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog_name="fsdp-doctor",
             standalone_mode=False,
         )
+        sys.stdout.flush()
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.Abort:
@@ -75,11 +97,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DoctorError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+    except (_ReaderLeftError, BrokenPipeError):
+        return _reader_left()
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         click.echo(f"error: {place}{error.strerror or error}", err=True)
         return 2
     return result if isinstance(result, int) else 0
+
+
+def _reader_left() -> int:
+    """Answer a reader that has seen enough (``| head``); what is still buffered goes nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

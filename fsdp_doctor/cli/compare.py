@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +18,9 @@ from fsdp_doctor.cli.common import (
     write_text,
 )
 from fsdp_doctor.cli.launching import launch_options, make_launch_options, progress_line
+
+if TYPE_CHECKING:
+    from fsdp_doctor.model.run import Run
 
 
 @click.command()
@@ -65,6 +70,9 @@ def command(
         refuse_overwrite(output, force=options["force"])
     launch = make_launch_options(options)
     runs_a, runs_b = gather_runs(a, b, launch, launches, runs_directory)
+    trained = [run for path, runs in ((a, runs_a), (b, runs_b)) if is_spec(path) for run in runs]
+    if _stopped(trained) and not all(any(map(_completed, runs)) for runs in (runs_a, runs_b)):
+        raise click.Abort
     comparison = compare_runs(runs_a, runs_b)
     if as_json:
         emit_json("compare", comparison_to_payload(comparison), comparison.warnings)
@@ -73,8 +81,15 @@ def command(
     if output is not None:
         write_text(output, render_comparison(comparison, runs_a, runs_b, fmt))
         click.echo(f"Wrote {output}", err=as_json)
-    failed = any(run.manifest.status != "completed" for run in (*runs_a, *runs_b))
-    return 1 if failed and is_spec(a) else 0
+    return 0 if all(map(_completed, trained)) else 1
+
+
+def _completed(run: Run) -> bool:
+    return run.manifest.status == "completed"
+
+
+def _stopped(runs: Sequence[Run]) -> bool:
+    return any(run.manifest.status == "interrupted" for run in runs)
 
 
 def is_spec(path: Path) -> bool:
@@ -85,7 +100,11 @@ def is_spec(path: Path) -> bool:
 def gather_runs(
     a: Path, b: Path, options: Any, launches: int, runs_directory: Path
 ) -> tuple[list[Any], list[Any]]:
-    """Read both sides; profile those that are specs, their launches interleaved A B B A ..."""
+    """Read both sides; profile those that are specs, their launches interleaved A B B A ...
+
+    With ``force`` all earlier launches of these specs are removed first, so that none of a longer
+    series is left among the new ones.
+    """
     from fsdp_doctor.config.spec import load_written_spec
     from fsdp_doctor.profiler.launch import profile_many
     from fsdp_doctor.runs import load_launches
@@ -96,14 +115,26 @@ def gather_runs(
         if side not in specs:
             sides[side] = load_launches(path)
     if specs:
+        folders = {s: runs_directory / f"{'ab'[s]}-{specs[s].spec.name}" for s in specs}
+        if options.force:
+            for folder in folders.values():
+                _remove_launches(folder)
         jobs, owners = [], []
         for number in range(launches):
             order = sorted(specs, reverse=number % 2 == 1)
             for side in order:
-                folder = f"{'ab'[side]}-{specs[side].spec.name}"
-                jobs.append((specs[side], runs_directory / folder / f"launch-{number:03d}"))
+                jobs.append((specs[side], folders[side] / f"launch-{number:03d}"))
                 owners.append(side)
         with progress_line() as tell:
             for side, run in zip(owners, profile_many(jobs, options, tell), strict=False):
                 sides[side].append(run)
     return sides[0], sides[1]
+
+
+def _remove_launches(folder: Path) -> None:
+    """Remove the recorded launches in ``folder``, and nothing else that lies there."""
+    from fsdp_doctor.runs.reader import is_run_directory
+
+    for launch in folder.glob("launch-[0-9][0-9][0-9]"):
+        if is_run_directory(launch):
+            shutil.rmtree(launch)

@@ -24,11 +24,14 @@ from fsdp_doctor.cli.launching import launch_options
 def command(context: click.Context, /, *, output: Path, launches: int, **options: Any) -> int:
     """Profile two packaged specs with 2 ranks and compare them.
 
+    What an earlier demo recorded in the output folder is replaced.
+
     They train the same small GPT under FSDP2 and differ in reshard_after_forward (and, as a decoy,
     in the learning rate). Takes about a minute on two CPU cores.
     """
     from fsdp_doctor.cli.compare import command as compare
 
+    options["force"] = options["force"] or (output / "runs").is_dir()
     packaged = Path(__file__).parent.parent / "demo"
     status: int = context.invoke(
         compare,
