@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from fsdp_doctor.config.spec import spec_from_mapping
 from fsdp_doctor.gpus_table import find_gpu
 from fsdp_doctor.model.estimate import RankEstimate
@@ -66,6 +68,19 @@ def compare(directory: Path) -> Row:
         values=dict(beside(simulate(request), series)),
         closed_form=closed_form_bytes(spec, parameters(run)),
     )
+
+
+def compare_once(directory: Path, cache: Path | None) -> Row:
+    """Compare, unless the row lies in the cache."""
+    if cache is None:
+        return compare(directory)
+    path = cache / f"{directory.parent.name}-{directory.name}.json"
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=Row)
+    row = compare(directory)
+    cache.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(row))
+    return row
 
 
 def recorded_spec(run: Run) -> ProfileSpec:
@@ -160,17 +175,23 @@ def _signed(pair: tuple[int, int]) -> str:
 def main() -> int:
     """Compare every run whose folder's name was given (all without names), and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="runs, as world-8/fsdp2-reshard")
+    parser.add_argument(
+        "names", nargs="*", help="runs, as world-8/fsdp2-reshard, or a whole world-8"
+    )
     parser.add_argument("-o", "--output", type=Path, help="also write the table here")
+    parser.add_argument("--cache", type=Path, help="folder of rows: done ones are not run again")
     arguments = parser.parse_args()
     found = [path.parent for path in sorted(RECORDED.glob("world-*/*/run.json"))]
+    names = set(arguments.names)
     chosen = [
-        d for d in found if not arguments.names or str(d.relative_to(RECORDED)) in arguments.names
+        d for d in found if not names or names & {str(d.relative_to(RECORDED)), d.parent.name}
     ]
+    if not chosen:
+        parser.error("no recorded run has that name")
     chosen.sort(key=lambda d: (int(d.parent.name.removeprefix("world-")), d.name))
     rows = []
     for directory in chosen:
-        rows.append(compare(directory))
+        rows.append(compare_once(directory, arguments.cache))
         print(rows[-1].name, _signed(rows[-1].values["peak"]), file=sys.stderr, flush=True)
     text = table(rows)
     if arguments.output:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdp_doctor.cli.common import emit_json, json_option
+from fsdp_doctor.cli.common import emit_json, json_option, terminal_style
 from fsdp_doctor.cli.launching import progress_line
 from fsdp_doctor.errors import InputError
+
+if TYPE_CHECKING:
+    from fsdp_doctor.model.estimate import Estimate
+    from fsdp_doctor.model.spec import ProfileSpec
+
+Tell = Callable[[str], None]
 
 
 @click.command("estimate")
@@ -36,6 +44,11 @@ from fsdp_doctor.errors import InputError
     is_flag=True,
     help="Predict reserved memory for PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
 )
+@click.option(
+    "--sweep",
+    metavar="KEY=V1,V2,...",
+    help="Estimate each value of one field too (also world_size), and compare them in a table.",
+)
 @json_option
 def command(
     *,
@@ -46,6 +59,7 @@ def command(
     memory_gib: float | None,
     overrides: tuple[str, ...],
     expandable_segments: bool,
+    sweep: str | None,
     as_json: bool,
 ) -> None:
     """Estimate the memory of one rank: peak by phase and category, reserved, fits or not.
@@ -53,31 +67,53 @@ def command(
     The training step that ``profile`` runs is run on fake tensors, as one rank of any world size:
     no GPU is needed, and nothing of the model's size is allocated.
     """
-    from fsdp_doctor.config.spec import load_written_spec
     from fsdp_doctor.gpus_table import GIB, find_gpu
-    from fsdp_doctor.simulator.estimate import estimate
+    from fsdp_doctor.report.estimate_text import estimate_payload, render_estimate
 
     if world_size is not None:
         overrides = (*overrides, f"world_size={world_size}")
-    loaded = load_written_spec(spec, overrides).spec
-    ranks = [_rank(name, loaded.world_size) for name in rank_names] or [0]
+    swept = _swept(sweep)
+    specs = [_load(spec, (*overrides, *change)) for change in ((), *((text,) for text in swept))]
+    options: dict[str, Any] = {
+        "gpu": find_gpu(gpu_name),
+        "memory_bytes": None if memory_gib is None else int(memory_gib * GIB),
+        "expandable_segments": expandable_segments,
+    }
     with progress_line() as tell:
-        result = estimate(
-            loaded,
-            gpu=find_gpu(gpu_name),
-            memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
-            ranks=ranks,
-            expandable_segments=expandable_segments,
-            tell=tell,
-        )
+        written, *others = [_estimate(one, rank_names, options, tell) for one in specs]
+    rows = list(zip(swept, others, strict=True))
     if as_json:
-        from fsdp_doctor.report.estimate_text import estimate_payload
-
-        emit_json("estimate", estimate_payload(result))
+        payload = estimate_payload(written)
+        if sweep:
+            payload["sweep"] = [{"set": text} | estimate_payload(one) for text, one in rows]
+        emit_json("estimate", payload)
         return
-    from fsdp_doctor.report.estimate_text import render_estimate
+    render_estimate(written, specs[0].name, sys.stdout, sweep=rows, **terminal_style())
 
-    render_estimate(result, loaded.name, sys.stdout)
+
+def _load(path: Path, overrides: tuple[str, ...]) -> ProfileSpec:
+    from fsdp_doctor.config.spec import load_written_spec
+
+    return load_written_spec(path, overrides).spec
+
+
+def _estimate(
+    spec: ProfileSpec, rank_names: tuple[str, ...], options: dict[str, Any], tell: Tell
+) -> Estimate:
+    from fsdp_doctor.simulator.estimate import estimate
+
+    ranks = [_rank(name, spec.world_size) for name in rank_names] or [0]
+    return estimate(spec, ranks=ranks, tell=tell, **options)
+
+
+def _swept(sweep: str | None) -> list[str]:
+    """Split ``KEY=A,B`` into overrides, one for each value."""
+    if sweep is None:
+        return []
+    key, equals, values = sweep.partition("=")
+    if not equals or not key or not all(values.split(",")):
+        raise InputError(f"{sweep!r} is no sweep", where="--sweep", hint="KEY=V1,V2,...")
+    return [f"{key}={value}" for value in values.split(",")]
 
 
 def _rank(name: str, world_size: int) -> int:

@@ -1,8 +1,9 @@
 """A model of CUDA's caching allocator (native backend): what it reserves for given requests.
 
 Constants and rules: ``c10/cuda/CUDACachingAllocator.cpp`` and ``.h``, ``CUDAAllocatorConfig.h``,
-torch 2.6 - 2.14. Addresses are invented; only their order within a pool matters (best fit takes the
-smallest block, the lowest address among equals).
+torch 2.6 - 2.14. Addresses are invented; only their order within a pool matters (best fit takes
+the smallest block, the lowest address among equals). Each new segment lies below the earlier ones:
+so it was for 376 of 389 large segments of a recorded job.
 
 Not modelled: private pools (CUDA graphs), other processes, holes inside an expandable segment
 (memory is mapped and given back at its end only), the large-segment size option.
@@ -90,7 +91,7 @@ class CachingAllocator:
         self._at: dict[int, Block] = {}
         self._tails: dict[Pool, Block] = {}
         self._deferred: list[tuple[int, Block]] = []
-        self._next_address = 1 << 40
+        self._next_address = 1 << 60
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -176,8 +177,7 @@ class CachingAllocator:
         A segment of 2 MiB is of the small pool. Returns its blocks.
         """
         pool = (size == SMALL_SEGMENT, stream)
-        address = self._next_address
-        self._next_address += size + ROUND_LARGE
+        address = self._new_address(size)
         self.reserved_bytes += size
         blocks: list[Block] = []
         for piece, requested, used in pieces:
@@ -274,12 +274,16 @@ class CachingAllocator:
         segment = segment_size(size)
         if self.reserved_bytes + segment > self._limit:
             return None
-        block = Block(self._next_address, segment, pool)
-        self._next_address += segment + ROUND_LARGE
+        block = Block(self._new_address(segment), segment, pool)
         self._at[block.address] = block
         self.reserved_bytes += segment
         self.segment_allocations += 1
         return block
+
+    def _new_address(self, size: int) -> int:
+        """Below every earlier segment, as the driver mostly places them."""
+        self._next_address -= size + ROUND_LARGE
+        return self._next_address
 
     def _expand(self, pool: Pool, size: int) -> Block | None:
         """Map pages after the pool's last block, which is used too when it is free."""
@@ -296,11 +300,7 @@ class CachingAllocator:
             self._remove(tail)
             tail.size += mapped
             return tail
-        if tail is None:
-            address = self._next_address
-            self._next_address += 1 << 44
-        else:
-            address = tail.address + tail.size
+        address = self._new_address(1 << 44) if tail is None else tail.address + tail.size
         block = Block(address, mapped, pool, previous=tail)
         if tail is not None:
             tail.next = block

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from fsdp_doctor.model.estimate import Estimate, RankEstimate, StepEstimate
@@ -21,6 +21,9 @@ from fsdp_doctor.report.document import (
 from fsdp_doctor.report.palette import category_order
 from fsdp_doctor.report.words import plural, share, size, size_range, words
 from fsdp_doctor.units import format_bytes
+
+Swept = tuple[str, Estimate]
+"""(``KEY=VALUE`` that was set, its estimate)."""
 
 _SHOWN = 12
 _UNNAMED = "-"
@@ -52,17 +55,26 @@ def estimate_payload(estimate: Estimate) -> dict[str, Any]:
 
 
 def render_estimate(
-    estimate: Estimate, name: str, stream: IO[str], *, color: bool = False, width: int = 80
+    estimate: Estimate,
+    name: str,
+    stream: IO[str],
+    *,
+    sweep: Sequence[Swept] = (),
+    color: bool = False,
+    width: int = 80,
 ) -> None:
-    """Write the estimate to ``stream``."""
+    """Write the estimate to ``stream``; ``sweep``: what was changed -> its estimate."""
     renderer = renderer_for("terminal", color=color, width=width)
     assert isinstance(renderer, DocumentRenderer)
-    stream.write(renderer.render_document(estimate_document(estimate, name)))
+    stream.write(renderer.render_document(estimate_document(estimate, name, sweep)))
 
 
-def estimate_document(estimate: Estimate, name: str) -> Document:
+def estimate_document(estimate: Estimate, name: str, sweep: Sequence[Swept] = ()) -> Document:
     """Return the estimate as a report."""
     sections = [Section(title="Answer", blocks=(Facts(items=tuple(_answer(estimate))),))]
+    if sweep:
+        table = _sweep([("as written", estimate), *sweep])
+        sections.append(Section(title="What if", blocks=(table,)))
     for rank in estimate.ranks:
         sections.extend(_rank_sections(rank))
     sections.append(Section(title="Assumptions", blocks=(Notes(items=estimate.assumptions),)))
@@ -73,6 +85,33 @@ def estimate_document(estimate: Estimate, name: str) -> Document:
         badge=_verdict(estimate.fits),
         sections=tuple(sections),
     )
+
+
+def _sweep(rows: Sequence[Swept]) -> Table:
+    """Return one row for each variant: the largest of its ranks."""
+    cells = []
+    for text, variant in rows:
+        largest = max(variant.ranks, key=lambda rank: rank.steady.peak_allocated_bytes)
+        steady = largest.steady
+        cells.append(
+            (
+                Cell(printable(text)),
+                size(steady.peak_allocated_bytes),
+                size(steady.peak_reserved_bytes),
+                size(steady.resident_bytes),
+                Cell(words(steady.peak_phase.value)),
+                _verdict(variant.fits),
+            )
+        )
+    columns = (
+        Column("change", "code"),
+        Column("allocated", "number"),
+        Column("reserved", "number"),
+        Column("between", "number"),
+        Column("peak in"),
+        Column(""),
+    )
+    return Table(columns=columns, rows=tuple(cells))
 
 
 def _verdict(fits: bool | None) -> Cell:

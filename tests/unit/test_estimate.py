@@ -113,6 +113,19 @@ def test_text_says_whether_it_fits(fits: bool | None, words: str) -> None:
     assert any(line.startswith("sum") and "21.00 MiB" in line for line in lines)
 
 
+def test_a_sweep_is_a_table() -> None:
+    """The spec as written comes first, then one row for each change."""
+    stream = StringIO()
+    render_estimate(sample(True), "job", stream, sweep=[("workload.micro_batch=2", sample(None))])
+    lines = stream.getvalue().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("What if"))
+    written, changed = lines[start + 2 : start + 4]
+    assert written.startswith("as written")
+    assert written.endswith("fits")
+    assert changed.startswith("workload.micro_batch=2")
+    assert changed.endswith("may fit")
+
+
 def test_gpus_by_the_names_people_use() -> None:
     """Short and full names are found; an unknown one lists the others."""
     assert find_gpu("NVIDIA H200") is GPUS["h200"]
@@ -136,6 +149,8 @@ config: {strategy: fsdp2}
         (["--rank", "9"], "rank 9 is not one of 2"),
         (["--set", "config.fsdp9=1"], "fsdp9"),
         (["--memory", "0"], "memory"),
+        (["--sweep", "micro_batch"], "no sweep"),
+        (["--sweep", "workload.micro=1,2"], "micro"),
     ],
 )
 def test_wrong_options_are_refused(
