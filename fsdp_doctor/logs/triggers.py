@@ -60,25 +60,20 @@ _COARSE: dict[bytes, tuple[bytes, ...]] = {
     b"ASSERT FAILED": (),
     b"OUT_OF_": (),
     b"bad_alloc": (),
-    b"Preemptively": (),
     b"NCCL WARN": (b"Cuda failure", b"Failed to C", b"out of memory", b"shared memory"),
-    b"exitcode": (),
-    b"exit code": (),
-    b"exits with": (),
-    b"Killing subprocess": (),
-    b"SIGTERM": (),
-    b"SIGKILL": (),
-    b"OOMKill": (),
-    b"Killed": (),
+    b"xit": (b"exitcode", b"exit code", b"exit status", b"exits with", b"Exit Code", b"exited"),
+    b"Kill": (b"Killed", b"Killing subprocess", b"OOMKill"),
+    b"SIG": (b"SIGTERM", b"SIGKILL"),
     b"Watchdog caught": (),
     b"reset by peer": (),
-    b"Broken pipe": (),
     b"cache flushes": (),
     b"requires_grad=True and False": (),
     b"find_unused_parameters=True was": (),
-    b"Exit Code": (),
 }
 """Coarse needle -> fine ones (none: the coarse one is fine). Every known message has one."""
+
+_PROGRESS = (b" (MB) |", b" (GB) |", b":  ", *(b": %d" % digit for digit in range(10)))
+"""What follows ``memory`` in lines of progress, which are many."""
 
 
 def trigger_lines(data: bytes) -> list[int]:
@@ -86,13 +81,17 @@ def trigger_lines(data: bytes) -> list[int]:
     starts: set[int] = set()
     for needle, fine in _COARSE.items():
         position = data.find(needle)
+        after = position + len(needle)
         while position >= 0:
-            start = data.rfind(b"\n", 0, position) + 1
-            end = data.find(b"\n", position)
-            end = len(data) if end < 0 else end
-            if not fine or _holds(data[start:end], fine):
-                starts.add(start)
+            end = after
+            if fine is not _MEMORY or not data.startswith(_PROGRESS, after):
+                start = data.rfind(b"\n", 0, position) + 1
+                end = data.find(b"\n", position)
+                end = len(data) if end < 0 else end
+                if not fine or _holds(data[start:end], fine):
+                    starts.add(start)
             position = data.find(needle, end)
+            after = position + len(needle)
     return sorted(starts)
 
 
