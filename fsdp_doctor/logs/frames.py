@@ -16,7 +16,8 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.GRAPH_CAPTURE,
             r"make_graphed_callables|create_cudagraphs|capture_begin|cuda_graph\w*\.capture"
-            r"|cudagraph_trees|CUDAGraph\b|_capture_\w*graph|record_graph|capture_model",
+            r"|cudagraph_trees|capture_end|cuda/graphs\.py|CUDAGraph\b|_capture_\w*graph"
+            r"|record_graph|capture_model",
         ),
         (
             Phase.CHECKPOINT_SAVE,
@@ -24,12 +25,14 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             r"|save_to_disk|dist_checkpointing.{0,40}save|dcp\.save|_save_optim|torch\.save"
             r"|failed to clone\(\) tensor|state_dict_utils.{0,60}(?:post|clone)|full_state_dict"
             r"|_full_post_state_dict|gather_full|get_model_state_dict|get_optimizer_state_dict"
-            r"|\boptim_state_dict\b|_optim_state_dict|consolidated_16bit|async_save|_save_to_state",
+            r"|\boptim_state_dict\b|_optim_state_dict|consolidated_16bit"
+            r"|(?<!load)_state_dict_hook|\w\.state_dict\(\)|async_save|_save_to_state",
         ),
         (
             Phase.CHECKPOINT_LOAD,
             r"load_checkpoint|_load_from_checkpoint|load_optimizer|resume_from|dcp\.load"
-            r"|load_sharded_optim|optim_state_dict_to_load|(?<!_)load_state_dict\b|restore_checkpoint",
+            r"|load_sharded_optim|optim_state_dict_to_load|(?<!_)load_state_dict\b"
+            r"|restore_checkpoint",
         ),
         (
             Phase.GENERATION,
@@ -45,24 +48,26 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             Phase.BACKWARD,
             r"in backward\b|autograd/__init__|run_backward|\.backward\(|_engine_run_backward"
             r"|backward_step|post_backward|reduce_scatter_grad|unscale_|reduce_ipg|_reduce_grad"
-            r"|reduce_independent|allreduce_gradients|clip_grad|finalize_model_grads",
+            r"|reduce_independent|allreduce_gradients|finalize_model_grads",
         ),
         (
             Phase.OPTIMIZER,
             r"_multi_tensor_|_foreach_|_single_tensor_adam|optim/\w+\.py.{0,40}in step\b"
             r"|_init_group|adamw?\.py.{0,40}in step|optimizer\.step\(\)|in optimizer_step\b"
             r"|fused_adam|multi_tensor_apply|bitsandbytes/optim|step_with_ready_grads"
-            r"|_take_model_step|_optimizer_step|prepare_grads",
+            r"|_take_model_step|_optimizer_step|prepare_grads|clip_grad",
         ),
         (
             Phase.LOAD,
             r"from_pretrained|set_module_tensor_to_device|_load_state_dict_into|load_pretrained"
             r"|load_model\b|Loading checkpoint shards|checkpoint_files|safe_open|load_weights"
-            r"|_move_missing_keys|_load_pretrained_model|get_peft_model|build_model",
+            r"|_move_missing_keys|_load_pretrained_model|get_peft_model|model\.(?:to"
+            r"|cuda)\(|in convert\b|build_model",
         ),
         (
             Phase.WRAP,
-            r"DistributedDataParallel\(|_ddp_init_helper|dist\.Reducer|fully_shard|_auto_wrap"
+            r"DistributedDataParallel\(|_ddp_init_helper|dist\.Reducer|\bfully_shard\("
+            r"|in fully_shard\b|_auto_wrap"
             r"|FullyShardedDataParallel\(|_init_param_handle|flat_param\w*\.py.{0,60}init"
             r"|in prepare(?:_model)?\b|_materialize|sync_module_states|zero\.Init|to_empty"
             r"|deepspeed\.initialize|_configure_(?:zero|distributed)_?\w*|get_model_and_optimizer"

@@ -179,12 +179,20 @@ def _numbers(failure: Failure) -> dict[str, Any]:
         "private": failure.private_pool_bytes,
         "foreign": len(_foreign(failure, own)) if device else None,
     }
-    for name in ("allocated", "idle", "others", "outside", "unseen", "private", "requested"):
-        part = values[name]
-        values[f"{name}_share"] = part / total if part is not None and total else None
+    limit = failure.limit_bytes
+    room = min(total, limit) if total and limit else total
+    for name in ("allocated", "idle", "private", "requested"):
+        values[f"{name}_share"] = _share(values[name], room)
+    for name in ("others", "outside", "unseen"):
+        values[f"{name}_share"] = _share(values[name], total)
+    values["limited"] = bool(limit and request and free and free >= request)
     allocated = failure.allocated_bytes
     values["request_over_allocated"] = request / allocated if request and allocated else None
     return values
+
+
+def _share(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _hidden_own(failure: Failure) -> int | None:

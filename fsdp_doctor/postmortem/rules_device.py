@@ -260,9 +260,30 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "communication-buffers",
         "device_kind and collective_words and phase not in ['wrap', 'checkpoint_save', "
-        "'load', 'evaluation']",
-        0.55,
+        "'checkpoint_load', 'load', 'evaluation']",
+        0.45,
         "the failing code gathers or reduces",
+    ),
+    Rule(
+        "communication-buffers",
+        "device_kind and collective_words and phase not in ['wrap', 'checkpoint_save', "
+        "'checkpoint_load', 'load', 'evaluation'] and (request_over_allocated >= 0.08 "
+        "or mentions(top, 'bucket') or mentions(top, '_sync_params'))",
+        0.25,
+        "and its buffer is a large part of what is allocated",
+        "requested",
+    ),
+    Rule(
+        "logits",
+        "phase == 'evaluation' and logit_words",
+        -0.35,
+        "but in an evaluation, which keeps outputs of batches",
+    ),
+    Rule(
+        "evaluation-accumulation",
+        "phase == 'evaluation' and mentions(top, 'append')",
+        0.4,
+        "outputs are being kept in a list",
     ),
     Rule(
         "communication-buffers",

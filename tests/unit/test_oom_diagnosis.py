@@ -131,10 +131,39 @@ SCENES = {
         "library-allocation",
         ("unknown", "unknown"),
     ),
+    "a limit, not other processes": (
+        STEPS
+        + trace("a.py forward: x = f(x)")
+        + message(free="20.00", own="40.00", live="38.50", idle="0.40").replace(
+            "Of the all", "40.00 GiB allowed; Of the all"
+        ),
+        "activations",
+        ("forward", "steady"),
+    ),
+    "second model": (
+        trace("ema.py build: self.ema_model = copy.deepcopy(model)") + message(),
+        "unsharded-copy",
+        ("unknown", "unknown"),
+    ),
+    "full state dict": (
+        STEPS
+        + trace(
+            "t.py save: sd = model.state_dict()",
+            "torch/fsdp/_flat_param.py unshard: self._all_gather_flat_param(x)",
+        )
+        + message(),
+        "checkpoint-copies",
+        ("checkpoint_save", "checkpoint"),
+    ),
+    "outputs kept in an evaluation": (
+        STEPS + trace("t.py evaluate: outputs.append(model(x).logits)") + message(),
+        "evaluation-accumulation",
+        ("evaluation", "evaluation"),
+    ),
     "gathering": (
         STEPS
         + trace("torch/fsdp/_flat_param.py all_gather: dist.all_gather_into_tensor(x)")
-        + message(ask="0.60", idle="0.10"),
+        + message(ask="9.00", free="5.00", idle="0.10"),
         "communication-buffers",
         ("unknown", "unknown"),
     ),
