@@ -12,6 +12,7 @@ count them, activations as Megatron-LM's ``theoretical_memory_usage.py`` does.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,8 @@ from fsdp_doctor.model.run import RankSeries, Run
 from fsdp_doctor.model.spec import ProfileSpec
 from fsdp_doctor.runs import load_run
 from fsdp_doctor.runs.summary import peak, resident_bytes, steady_peak_bytes
-from fsdp_doctor.simulator.estimate import STEADY_STEPS, simulate
+from fsdp_doctor.simulator.dry_run import answer
+from fsdp_doctor.simulator.estimate import STEADY_STEPS
 from fsdp_doctor.simulator.request import DryRunRequest
 
 RECORDED = Path(__file__).parent.parent / "profiles" / "h200"
@@ -59,7 +61,7 @@ def compare(directory: Path) -> Row:
     request = DryRunRequest(
         spec=dict(run.manifest.spec or {}) | {"world_size": run.manifest.world_size},
         rank=series.rank,
-        steps=STEADY_STEPS,
+        steps=STEADY_STEPS[spec.config.strategy],
         workspace_bytes=find_gpu("h200").cublas_workspace_bytes,
     )
     return Row(
@@ -81,6 +83,14 @@ def compare_once(directory: Path, cache: Path | None) -> Row:
     cache.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(row))
     return row
+
+
+def simulate(request: DryRunRequest) -> RankEstimate:
+    """Simulate in a process forked from this one, which has imported torch already."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        found = pool.apply(answer, (request,))
+    assert found.estimate is not None, found.input_error
+    return found.estimate
 
 
 def recorded_spec(run: Run) -> ProfileSpec:

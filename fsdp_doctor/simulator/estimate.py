@@ -16,8 +16,8 @@ from fsdp_doctor.model.estimate import Estimate, RankEstimate
 from fsdp_doctor.model.spec import ProfileSpec
 from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest
 
-STEADY_STEPS = 3
-"""The first makes optimizer state, in the second DDP's buckets are new, the third repeats."""
+STEADY_STEPS = {"ddp": 3, "fsdp1": 2, "fsdp2": 2}
+"""Steps until nothing changes: the first makes optimizer state, in DDP's second buckets are new."""
 
 CONTEXT_BYTES = (int(0.70 * GIB), int(0.95 * GIB))
 """CUDA context and loaded kernels: 0.75 - 0.83 GiB on an H200 (torch 2.11, 444 samples)."""
@@ -61,7 +61,7 @@ def estimate(
         request = DryRunRequest(
             spec=msgspec.to_builtins(spec),
             rank=rank,
-            steps=STEADY_STEPS,
+            steps=STEADY_STEPS.get(spec.config.strategy, 1),
             workspace_bytes=gpu.cublas_workspace_bytes,
             capacities=tuple(total - used for used in outside),
             expandable_segments=expandable_segments,
