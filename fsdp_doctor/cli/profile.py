@@ -52,6 +52,12 @@ def _torchrun_options(function: Any) -> Any:
     help="Save and load a checkpoint after the timed steps: torch_dist, fsdp_dtensor, torch_dcp, "
     "full.",
 )
+@click.option(
+    "--layers", type=click.IntRange(min=1), help="Layers, in place of a Megatron-Bridge config's."
+)
+@click.option(
+    "--hidden", type=click.IntRange(min=1), help="Width, in place of a Megatron-Bridge config's."
+)
 @launch_options
 @_torchrun_options
 @json_option
@@ -62,6 +68,8 @@ def command(
     launches: int,
     overrides: tuple[str, ...],
     checkpoint: str | None,
+    layers: int | None,
+    hidden: int | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -72,7 +80,7 @@ def command(
     folder, each in fresh processes forked on this host. A job that fails is recorded too; the exit
     status is then 1.
     """
-    from fsdp_doctor.config.spec import load_written_spec
+    from fsdp_doctor.config.megatron_profile import Scale, load_profiled
     from fsdp_doctor.profiler.launch import profile, profile_many
 
     torchrun = {name: options.pop(name[2:].replace("-", "_")) for name in _TORCHRUN}
@@ -86,7 +94,12 @@ def command(
         overrides = (*overrides, f"checkpoint={checkpoint}")
     if options["one_rank_of"]:
         overrides = (*overrides, f"world_size={options['one_rank_of']}")
-    loaded = [load_written_spec(path, overrides) for path in specs]
+    scale = Scale(layers=layers, hidden=hidden)
+    profiled = [load_profiled(path, overrides, scale) for path in specs]
+    loaded = [found.written for found in profiled]
+    notes = [f"{p.written.spec.name}: {note}" for p in profiled for note in p.notes]
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
     launch = make_launch_options(options, torchrun=tuple(chosen))
     with progress_line() as tell:
         if len(loaded) == launches == 1:
@@ -95,7 +108,7 @@ def command(
             runs = profile_many(run_directories(loaded, output, launches), launch, tell)
     failed = any(run.manifest.status != "completed" for run in runs)
     if as_json:
-        emit_json("profile", {"runs": [_summary(run) for run in runs]})
+        emit_json("profile", {"runs": [_summary(run) for run in runs]}, notes)
     else:
         from fsdp_doctor.report import render_runs
 

@@ -142,7 +142,8 @@ def rules_view(spec: ProfileSpec, *, versions: Mapping[str, str]) -> NativeConfi
     fields |= {f"model.{name}": NativeField(value=flat[path]) for name, path in names.items()}
     fields["model.transformer_impl"] = NativeField(value="local")
     fields["model.seq_length"] = NativeField(value=spec.workload.sequence_length)
-    switch = spec.config.megatron.engine == "megatron_fsdp"
+    megatron = spec.config.megatron
+    switch = megatron.dist.use_megatron_fsdp or megatron.ddp.use_megatron_fsdp
     for key in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"):
         fields[key] = NativeField(value=switch)
     if spec.checkpoint is not None:

@@ -10,6 +10,7 @@ import multiprocessing
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp_module
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -72,14 +74,14 @@ def save_and_load(
     saver.prepare()
     before = _fingerprint(job.model)
     start = time.perf_counter()
-    with sink.phase(Phase.CHECKPOINT_SAVE):
+    with sink.phase(Phase.CHECKPOINT_SAVE), _as_exception():
         saver.save(folder)
     saved = time.perf_counter()
     dist.barrier()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     _erase(job.model)
     loading = time.perf_counter()
-    with sink.phase(Phase.CHECKPOINT_LOAD):
+    with sink.phase(Phase.CHECKPOINT_LOAD), _as_exception():
         saver.load(folder)
     loaded = time.perf_counter()
     restored = _fingerprint(job.model) == before
@@ -94,6 +96,17 @@ def save_and_load(
         load_s=loaded - loading,
         restored=restored,
     )
+
+
+@contextmanager
+def _as_exception() -> Iterator[None]:
+    """Torch's ``CheckpointException`` is a BaseException; make it one that ends as others do."""
+    try:
+        yield
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()), None)
+        cause = first[0] if isinstance(first, tuple) else first
+        raise RuntimeError(f"checkpoint: {type(cause).__name__}: {cause}") from error
 
 
 def _end_writers() -> None:

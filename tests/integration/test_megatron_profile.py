@@ -19,7 +19,10 @@ from fsdp_doctor.runs.reader import read_records
 ROOT = Path(__file__).parent.parent.parent
 OLD = installed_core() == "0.16.1"
 
-pytestmark = pytest.mark.skipif(installed_core() is None, reason="megatron-core is not installed")
+pytestmark = [
+    pytest.mark.skipif(installed_core() is None, reason="megatron-core is not installed"),
+    pytest.mark.timeout(600),
+]
 
 SPEC = """
 name: {name}
@@ -74,7 +77,7 @@ def doctor(*arguments: object) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=500,
         check=False,
     )
 
