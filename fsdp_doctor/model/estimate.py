@@ -25,9 +25,9 @@ class StepEstimate:
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    peak_reserved_high_bytes: int
-    """The same when the GPU runs far behind the host, so that blocks which other streams use are
-    given back late (FSDP1); equal elsewhere."""
+    peak_reserved_low_bytes: int
+    """The same when the GPU keeps up with the host, so that blocks which other streams use come
+    back at once (FSDP1); equal elsewhere."""
     peak_phase: Phase
     resident_bytes: int
     """Allocated at the step's end."""

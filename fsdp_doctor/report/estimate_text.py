@@ -123,7 +123,7 @@ def _verdict(fits: bool | None) -> Cell:
 def _answer(estimate: Estimate) -> Iterator[tuple[str, Cell]]:
     largest = max(estimate.ranks, key=lambda rank: rank.steady.peak_allocated_bytes)
     steady = largest.steady
-    reserved = (steady.peak_reserved_bytes, steady.peak_reserved_high_bytes)
+    reserved = (steady.peak_reserved_low_bytes, steady.peak_reserved_bytes)
     yield "peak allocated", size(steady.peak_allocated_bytes, "strong")
     yield "peak reserved", Cell(size_range(reserved))
     yield "between steps", size(steady.resident_bytes)

@@ -30,8 +30,8 @@ _ASSUMPTIONS = (
     "nothing else runs on the GPU, and the data loader leaves nothing there",
 )
 _FSDP1 = (
-    "FSDP1 gives blocks back when other streams are done: reserved is predicted for a GPU that "
-    "keeps up with the host; peak_reserved_high_bytes is for one that does not"
+    "FSDP1 gives blocks back when other streams are done: reserved is predicted for a host that "
+    "runs ahead of the GPU; peak_reserved_low_bytes is for one that does not"
 )
 _OFFLOAD = "offloaded state lies in host memory, which is not counted"
 

@@ -80,11 +80,13 @@ def _anatomy(log: EventLog, replay: Replay, step: int) -> Anatomy:
 
 def _step(anatomy: Anatomy, prompt: Replay, late: Replay) -> StepEstimate:
     counters = _of_step(prompt, anatomy.step)
+    high = _reserved(_of_step(late, anatomy.step))
+    low = _reserved(counters)
     phases = {}
     for name, items in counters.items():
         phases[name] = PhaseEstimate(
             peak_allocated_bytes=anatomy.phases[name].peak_allocated_bytes,
-            peak_reserved_bytes=max(item.peak.reserved_bytes or 0 for item in items),
+            peak_reserved_bytes=max(low[name], high[name]),
             end_allocated_bytes=items[-1].end.allocated_bytes or 0,
             categories=anatomy.phases[name].categories,
         )
@@ -92,18 +94,20 @@ def _step(anatomy: Anatomy, prompt: Replay, late: Replay) -> StepEstimate:
     return StepEstimate(
         peak_allocated_bytes=anatomy.peak_allocated_bytes,
         peak_reserved_bytes=max(phase.peak_reserved_bytes for phase in phases.values()),
-        peak_reserved_high_bytes=max(
-            item.peak.reserved_bytes or 0
-            for replay in (prompt, late)
-            for items in _of_step(replay, anatomy.step).values()
-            for item in items
-        ),
+        peak_reserved_low_bytes=max(low.values()),
         peak_phase=anatomy.peak_phase,
         resident_bytes=resident,
         resident=_with_rounding(anatomy.resident, resident),
         categories=anatomy.categories,
         phases=phases,
     )
+
+
+def _reserved(counters: dict[str, list[PhaseCounters]]) -> dict[str, int]:
+    return {
+        name: max(item.peak.reserved_bytes or 0 for item in items)
+        for name, items in counters.items()
+    }
 
 
 def _with_rounding(categories: dict[str, int], total: int) -> dict[str, int]:

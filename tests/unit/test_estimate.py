@@ -74,7 +74,7 @@ def test_categories_sum_to_the_peak_and_rounding_is_named() -> None:
     assert sum(steady.categories.values()) == steady.peak_allocated_bytes
     assert sum(steady.resident.values()) == steady.resident_bytes == 9 * MIB + 512
     assert steady.peak_phase is Phase.FORWARD
-    assert steady.peak_reserved_bytes == steady.peak_reserved_high_bytes == 32 * MIB
+    assert steady.peak_reserved_bytes == steady.peak_reserved_low_bytes == 32 * MIB
 
 
 def test_the_first_step_is_told_apart() -> None:
