@@ -150,9 +150,18 @@ _COLLECTIVE = frozenset(
 
 
 def make_failure(
-    message: Message, origin: Origin, context: Context, file: LogFile, line: int
+    message: Message,
+    origin: Origin,
+    context: Context,
+    file: LogFile,
+    line: int,
+    *,
+    light: bool = False,
 ) -> Failure:
-    """Join what the message, the line's prefix, the lines around and the file's name tell."""
+    """Join what the message, the line's prefix, the lines around and the file's name tell.
+
+    ``light``: without the lines around.
+    """
     named = file.origin
     values = {name: getattr(message, name) for name in Message.__slots__}
     failure = Failure(
@@ -166,10 +175,13 @@ def make_failure(
         if getattr(failure, name) is None:
             told = [getattr(source, name) for source in sources]
             setattr(failure, name, next((v for v in told if v is not None), None))
-    failure.time = message.time or origin.time or context.time
-    failure.frames = context.frames if message.kind != "host_oom_kill" and message.fatal else []
-    if not message.victim:
-        _describe(failure, context)
+    failure.time = message.time or origin.time
+    if not light:
+        failure.time = failure.time or context.time
+        if message.kind != "host_oom_kill" and message.fatal:
+            failure.frames = context.frames
+        if not message.victim:
+            _describe(failure, context)
     failure.fragmentation = fragmentation(failure) if failure.kind == "device_oom" else "unknown"
     return failure
 

@@ -22,6 +22,10 @@ BEFORE = 32 << 10
 AFTER = 8 << 10
 MAX_FAILURES = 20_000
 MAX_NOTES = 2_000
+MAX_CONTEXTS = 300
+"""Failures of a file whose surroundings are read; further ones keep their message alone."""
+_LIGHT = ("recovered", "preempted-w")
+"""Forms that come by the thousand and need no surroundings."""
 _RECENT = 64
 """With so many failures before it a failure is compared, to tell repetitions."""
 
@@ -67,6 +71,7 @@ class _FileScan:
         self.result = result
         self.progress = ProgressScanner(result.history, file.origin.rank)
         self.line = 1
+        self.hits = 0
         self.recent: deque[Failure] = deque(maxlen=_RECENT)
         self.steps: dict[int | None, int | None] = {}
         self.last_time: float | None = None
@@ -129,8 +134,11 @@ class _FileScan:
         message = read_message(text, context)
         if message is None:
             return
-        failure = make_failure(message, origin, context, self.file, line)
-        failure.iteration = context.step if context.step is not None else self._step(failure.rank)
+        self.hits += 1
+        light = message.form.startswith(_LIGHT) or self.hits > MAX_CONTEXTS
+        failure = make_failure(message, origin, context, self.file, line, light=light)
+        step = None if light else context.step
+        failure.iteration = step if step is not None else self._step(failure.rank)
         self._add(failure)
 
     def _step(self, rank: int | None) -> int | None:
@@ -166,6 +174,8 @@ def same_failure(a: Failure, b: Failure) -> bool:
         x, y = getattr(a, name), getattr(b, name)
         if x is not None and y is not None and x != y:
             return False
+    if a.form == b.form == "recovered-retry":
+        return True
     numbers = [[getattr(one, name) for name in _NUMBERS] for one in (a, b)]
     empty = [all(value is None for value in values) for values in numbers]
     if a.kind == "host_oom_kill":
