@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fsdp_doctor.memory.snapshot_advice import ADVICE
+from fsdp_doctor.memory.snapshot_findings import place_of
 from fsdp_doctor.model.finding import Evidence, Finding
 from fsdp_doctor.model.memory import Category, Phase
 from fsdp_doctor.model.snapshot import (
@@ -86,7 +87,7 @@ def _largest(stacks: tuple[StackChange, ...], category: str, *, grew: bool) -> l
 
 
 def _stack_evidence(comparison: SnapshotComparison, change: StackChange) -> Evidence:
-    place = change.frames[0] if change.frames else change.operator or "no stack recorded"
+    place = place_of(change.frames) or change.operator or "no stack recorded"
     counts = f"{change.a_count} -> {change.b_count} blocks"
     return Evidence(
         text=f"{change.what}: {place}, {counts}",

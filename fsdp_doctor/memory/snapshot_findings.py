@@ -250,9 +250,17 @@ def _part(size: int, total: int) -> str:
     return f"{format_bytes(size)} of {format_bytes(total)} ({size / max(total, 1):.0%})"
 
 
+def place_of(frames: tuple[str, ...]) -> str | None:
+    """Who asked: the innermost frame, and the innermost of the user's own where that differs."""
+    if not frames:
+        return None
+    own = next((frame for frame in frames if not frame.startswith("torch/")), None)
+    return frames[0] if own in (None, frames[0]) else f"{frames[0]} < {own}"
+
+
 def _named(top: TopAllocation) -> str:
     """An allocation in a few words."""
     what = top.category.value.replace("_", " ")
-    place = top.module or (top.frames[0] if top.frames else None) or top.operator
+    place = top.module or place_of(top.frames) or top.operator
     count = f"{top.count} blocks of " if top.count > 1 else ""
     return f"{count}{what}" + (f", {place}" if place else "")
