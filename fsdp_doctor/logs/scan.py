@@ -26,6 +26,7 @@ MAX_CONTEXTS = 300
 """Failures of a file whose surroundings are read; further ones keep their message alone."""
 _LIGHT = ("recovered", "preempted-w")
 """Forms that come by the thousand and need no surroundings."""
+_RETRY = "failed with OOM on device"
 _RECENT = 64
 """With so many failures before it a failure is compared, to tell repetitions."""
 
@@ -72,6 +73,7 @@ class _FileScan:
         self.progress = ProgressScanner(result.history, file.origin.rank)
         self.line = 1
         self.hits = 0
+        self.retry: Failure | None = None
         self.recent: deque[Failure] = deque(maxlen=_RECENT)
         self.steps: dict[int | None, int | None] = {}
         self.last_time: float | None = None
@@ -117,6 +119,9 @@ class _FileScan:
 
     def _hit(self, window: bytes, start: int, line: int) -> None:
         context = Context(window, start, BEFORE, AFTER)
+        if self.retry is not None and self.hits > MAX_CONTEXTS and _RETRY in context.line:
+            self.retry.repeats += 1  # whose it is does not matter any more
+            return
         origin, text = split_prefix(context.line)
         note = note_of(text)
         if note is not None:
@@ -140,6 +145,8 @@ class _FileScan:
         step = None if light else context.step
         failure.iteration = step if step is not None else self._step(failure.rank)
         self._add(failure)
+        if failure.form == "recovered-retry":
+            self.retry = self.retry or failure
 
     def _step(self, rank: int | None) -> int | None:
         return self.steps.get(rank, self.steps.get(None))

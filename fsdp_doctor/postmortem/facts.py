@@ -212,7 +212,9 @@ def _foreign(failure: Failure, own: int | None) -> list[tuple[int, int]]:
 
 
 def _same_device(found: Triage, failure: Failure) -> int:
-    """Count the ranks of one host that failed on one device index."""
+    """Count the ranks of one host that failed on one device index; the host must be known."""
+    if failure.host is None:
+        return 0
     return len(
         {
             other.rank

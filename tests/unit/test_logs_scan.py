@@ -193,3 +193,16 @@ def test_lines_are_counted_across_pieces(tmp_path: Path) -> None:
     ]
     assert result.history.lines == 30_000
     assert result.lines == 30_002
+
+
+def test_a_flood_of_retries_is_cheap_and_short(tmp_path: Path) -> None:
+    """Thousands of recovered retries are one entry a rank, with their number."""
+    line = (
+        "[rank{r}]:[W812 10:00:00.1 CUDACachingAllocator.cpp:9] memory allocation failed with OOM "
+        "on device {r} while trying to allocate {n} bytes (free: 1, total: 2)."
+    )
+    path = tmp_path / "a.log"
+    path.write_text("\n".join(line.format(r=i % 4, n=i) for i in range(2000)) + "\n")
+    failures = scan(path).failures
+    assert [f.fatal for f in failures] == [False] * 4
+    assert sum(1 + f.repeats for f in failures) == 2000
