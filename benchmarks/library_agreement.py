@@ -6,6 +6,7 @@ The libraries need a virtual environment of their own (torch for CPU is enough):
     /tmp/libraries/bin/pip install torch==2.13.0
     /tmp/libraries/bin/pip install accelerate==1.15.0 transformers==5.24.0 lightning==2.6.6
     DS_BUILD_OPS=0 /tmp/libraries/bin/pip install deepspeed==0.19.8
+    /tmp/libraries/bin/pip install megatron-core==0.16.1 einops
     /tmp/libraries/bin/pip install -e .
     /tmp/libraries/bin/python benchmarks/library_agreement.py [--markdown docs/library-agreement.md]
 
@@ -27,7 +28,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from agreement import accelerate_side, deepspeed_side, lightning_side, transformers_side
+from agreement import (
+    accelerate_side,
+    deepspeed_side,
+    lightning_side,
+    megatron_side,
+    transformers_side,
+)
 from agreement.base import Case, Outcome, compare
 
 LIBRARIES: dict[str, Callable[[], Iterator[Case]]] = {
@@ -35,7 +42,10 @@ LIBRARIES: dict[str, Callable[[], Iterator[Case]]] = {
     "transformers": transformers_side.cases,
     "lightning": lightning_side.cases,
     "deepspeed": deepspeed_side.cases,
+    "megatron-core": megatron_side.cases,
 }
+MODULES = {"megatron-core": "megatron.core"}
+"""Library -> module, where the names differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +69,10 @@ class Summary:
 
 def installed(name: str) -> bool:
     """Return whether a library is there."""
-    return importlib.util.find_spec(name) is not None
+    try:
+        return importlib.util.find_spec(MODULES.get(name, name)) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def run(name: str) -> Summary:

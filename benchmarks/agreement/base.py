@@ -37,6 +37,8 @@ class Case:
     part: Mapping[str, Any] | None = None
     """A DeepSpeed config beside it."""
     hidden: int | None = None
+    text: str | None = None
+    """What the file holds, where it is no YAML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,8 @@ def ours(case: Case) -> dict[str, Any]:
     """Return our values of a case, those without effect left out."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
-        path.write_text(yaml.safe_dump(dict(case.config)), encoding="utf-8")
+        text = yaml.safe_dump(dict(case.config)) if case.text is None else case.text
+        path.write_text(text, encoding="utf-8")
         name = str(path)
         if case.part is not None:
             part = Path(folder) / "ds.json"

@@ -112,11 +112,11 @@ def test_megatron_fsdp_forces_overlap_and_its_optimizer() -> None:
 
 
 def test_nccl_user_buffers_force_double_buffers() -> None:
-    """--use-nccl-ub brings double buffers (0.19) and manual registration (0.18)."""
+    """--use-nccl-ub brings double buffers, and manual registration since 0.18."""
     flags = "--use-megatron-fsdp --use-nccl-ub"
     assert values(resolved(flags), "comm.double_buffer", "comm.manual_registration") == (True, True)
     older = resolved(flags, "0.18.0")
-    assert values(older, "comm.double_buffer", "comm.manual_registration") == (False, True)
+    assert values(older, "comm.double_buffer", "comm.manual_registration") == (True, True)
 
 
 def test_moment_dtypes_need_the_precision_aware_optimizer() -> None:

@@ -150,12 +150,9 @@ def _fsdp_rules(settings: Settings) -> None:
 def _user_buffer_rules(settings: Settings) -> None:
     because = ("nccl_ub", "use_megatron_fsdp")
     why = "NCCL user buffers under Megatron-FSDP set this"
-    if settings.native.framework != "megatron-lm":
-        return
-    if settings.version >= (0, 18):
+    settings.force("fsdp_double_buffer", True, why, because)
+    if settings.native.framework == "megatron-lm" and settings.version >= (0, 18):
         settings.force("fsdp_manual_registration", True, why, because)
-    if settings.version >= (0, 19):
-        settings.force("fsdp_double_buffer", True, why, because)
 
 
 _INTERLEAVING = (
@@ -197,6 +194,8 @@ def _parallel_rules(settings: Settings) -> None:
 def _precision_rules(settings: Settings) -> None:
     fp32 = "accumulate_allreduce_grads_in_fp32"
     in_low = settings.on("grad_reduce_in_bf16") or settings.on(fp32)
+    narrow = settings.dtype("main_grads_dtype") not in (None, "float32")
+    in_low = in_low or narrow
     if settings.native.framework == "megatron-lm" and settings.on("bf16") and not in_low:
         why = "bf16 without grad_reduce_in_bf16 sums gradients in float32"
         settings.force(fp32, True, why, ("bf16", "grad_reduce_in_bf16"))

@@ -65,7 +65,7 @@ def _state_precision(settings: Settings, compute: str) -> None:
     names = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     values = [settings.dtype(name) or "float32" if aware else "float32" for name in names]
     master = values[0] if compute != "float32" else "none"
-    if engine(settings) == "megatron_fsdp" and compute != "float32":
+    if engine(settings) == "megatron_fsdp":  # keeps main weights beside float32 ones too
         named = settings.dtype("megatron_fsdp_main_params_dtype") or "float32"
         master = "none" if named in ("auto", "none") else named
         settings.take("precision.master", "megatron_fsdp_main_params_dtype", master, also=_ENGINE)
