@@ -106,6 +106,8 @@ def model_sizes_from_shape(spec: ProfileSpec) -> ModelSizes | None:
     Bytes are in the dtype of ``config.precision.parameters``. DDP has no wrap units: the whole
     model is one.
     """
+    if spec.config.strategy == "megatron":
+        return _megatron_sizes(spec)
     shape = gpt_shape(spec.workload.model)
     if shape is None:
         return None
@@ -122,6 +124,14 @@ def model_sizes_from_shape(spec: ProfileSpec) -> ModelSizes | None:
         buffers_bytes=_rotary_bytes(shape, spec.workload.sequence_length),
         unit_parameters=unit_parameters(shape, "whole" if wrap == "none" else wrap, per_unit),
     )
+
+
+def _megatron_sizes(spec: ProfileSpec) -> ModelSizes | None:
+    """Megatron's own GPT: its shape follows from the effective config."""
+    from fsdp_doctor.config.megatron_native import resolve_megatron
+    from fsdp_doctor.config.megatron_sizes import model_sizes_from_megatron
+
+    return model_sizes_from_megatron(resolve_megatron(spec, {}))
 
 
 def _rotary_bytes(shape: GptShape, sequence_length: int) -> int:

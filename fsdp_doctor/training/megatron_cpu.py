@@ -176,8 +176,8 @@ def _replace_modules_and_meshes() -> None:
         options.pop("device_type", None)
         return from_group(group, "cpu", *arguments, **options)
 
-    def made(_device_type: str, *arguments: Any, **options: Any) -> Any:
-        return plain_init("cpu", *arguments, **options)
+    def made(device_type: str, *arguments: Any, **options: Any) -> Any:
+        return plain_init("cpu" if device_type == "cuda" else device_type, *arguments, **options)
 
     meshes.DeviceMesh.from_group = staticmethod(grouped)
     distributed: Any = torch.distributed

@@ -11,6 +11,7 @@ from fsdp_doctor.config.megatron_native import with_live
 from fsdp_doctor.config.megatron_profile import Scale, load_profiled
 from fsdp_doctor.config.megatron_support import FORMATS, broken_rules, engine_of
 from fsdp_doctor.config.resolvers.torch import resolve_spec
+from fsdp_doctor.config.sizes import model_sizes_from_shape
 from fsdp_doctor.config.spec import load_written_spec, spec_from_mapping, spec_to_mapping
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.spec import ProfileSpec
@@ -194,6 +195,20 @@ def test_bridge_parallelism_is_told(tmp_path: Path) -> None:
     path.write_text(text)
     notes = load_profiled(path, [], Scale()).notes
     assert any("tensor_model_parallel_size 8: 1 here" in note for note in notes)
+
+
+def test_sizes_are_those_of_megatrons_gpt() -> None:
+    """Differences are weighed by Megatron's two-matrix feed-forward, not by the built-in GPT's."""
+    raw = {
+        "name": "x",
+        "workload": {"model": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 256}},
+        "config": {"strategy": "megatron", "megatron": {"model": {"bf16": True}}},
+    }
+    sizes = model_sizes_from_shape(spec_from_mapping(raw, "x.yaml"))
+    assert sizes is not None
+    matrices = 2 * 256 * 64 + 2 * (4 * 64 * 64 + 2 * 64 * 256)
+    assert sizes.parameters == pytest.approx(matrices, rel=0.01)
+    assert sizes.parameter_bytes == 2 * sizes.parameters
 
 
 def test_h200_matrix() -> None:
