@@ -60,21 +60,22 @@ class ProgressScanner:
     gives its columns and what remains; all other searches see only that.
     """
 
-    def __init__(self, history: History, rank: int | None) -> None:
+    def __init__(self, history: History, rank: int | None, dense: Family | None = None) -> None:
         self._history = history
         self._rank = rank
-        self._dense: Family | None = None
-        self._searched: tuple[Family, ...] = FAMILIES
+        self.dense = dense
+        """Where the file before left off, for files of the same job."""
+        self._searched = _companions(dense)
         self._heads: dict[bytes, int | None] = {}
 
     def take(self, data: bytes) -> Remainder:
         """Add the lines of a piece to the history; return what else stands in it."""
         counts: dict[str, int] = {}
-        dense = self._dense
+        dense = self.dense
         remainder = Remainder(data, data, None)
         if dense is not None and dense.marker in data:
             remainder, counts[dense.name] = self._split(dense, data)
-        for family in self._searched:
+        for family in self._searched if any(counts.values()) else FAMILIES:
             if family is not dense and family.marker in remainder.data:
                 counts[family.name] = self._search(family, remainder.data)
         if not any(counts.values()) and self._generic(remainder.data):
@@ -82,8 +83,8 @@ class ProgressScanner:
         best = max(counts, key=lambda name: counts[name], default=None)
         if best is not None and counts[best] > 0:
             chosen = next((family for family in FAMILIES if family.name == best), None)
-            self._dense = None if chosen is None or chosen.by_marker else chosen
-            self._searched = _companions(self._dense)
+            self.dense = None if chosen is None or chosen.by_marker else chosen
+            self._searched = _companions(self.dense)
         return remainder
 
     @staticmethod

@@ -12,6 +12,7 @@ from fsdp_doctor.logs.elastic import error_file_text
 from fsdp_doctor.logs.history import History
 from fsdp_doctor.logs.messages import note_of, read_message
 from fsdp_doctor.logs.prefix import split_prefix
+from fsdp_doctor.logs.progress import Family
 from fsdp_doctor.logs.progress_scan import ProgressScanner
 from fsdp_doctor.logs.reader import opened, pieces, text_of
 from fsdp_doctor.logs.records import Failure, Note
@@ -45,6 +46,8 @@ class ScannedLogs:
     left_out: int = 0
     """Failures beyond ``MAX_FAILURES``."""
     warnings: list[str] = field(default_factory=list)
+    dense: Family | None = None
+    """The family of progress lines that filled the last file."""
     tail: str = ""
     """The end of the last file."""
 
@@ -70,7 +73,7 @@ class _FileScan:
     def __init__(self, file: LogFile, result: ScannedLogs) -> None:
         self.file = file
         self.result = result
-        self.progress = ProgressScanner(result.history, file.origin.rank)
+        self.progress = ProgressScanner(result.history, file.origin.rank, result.dense)
         self.line = 1
         self.hits = 0
         self.retry: Failure | None = None
@@ -91,6 +94,7 @@ class _FileScan:
             if current:
                 self._piece(before, current, b"")
                 self.result.tail = text_of(current[-4096:])
+        self.result.dense = self.progress.dense
 
     @staticmethod
     def _texts(stream: Iterator[bytes]) -> Iterator[bytes]:

@@ -206,3 +206,12 @@ def test_a_flood_of_retries_is_cheap_and_short(tmp_path: Path) -> None:
     failures = scan(path).failures
     assert [f.fatal for f in failures] == [False] * 4
     assert sum(1 + f.repeats for f in failures) == 2000
+
+
+def test_files_of_different_frameworks(tmp_path: Path) -> None:
+    """What fills one file does not hide the other lines of the next."""
+    line = "iteration {i:8d}/ 99 | elapsed time per iteration (ms): 5.0 |"
+    (tmp_path / "a.log").write_text("\n".join(line.format(i=i) for i in range(9)) + "\n")
+    (tmp_path / "b.log").write_text(" 10%|#  | 20/200 [00:05<00:45, 2.00it/s]\n")
+    formats = scan(tmp_path).history.formats
+    assert formats == {"megatron iteration": 9, "progress bar": 1}
