@@ -100,7 +100,7 @@ def load(file: BinaryIO) -> tuple[Any, int]:
         raise RefusedError("it is a zip archive (torch.save), not a memory snapshot")
     stream: Any = gzip.GzipFile(fileobj=file) if head[:2] == b"\x1f\x8b" else file
     if stream is not file:
-        stream = io.BufferedReader(stream, 1 << 20)
+        stream = io.BufferedReader(stream, 1 << 16)
     try:
         loaded = PlainUnpickler(stream).load()
     except EOFError:
@@ -357,7 +357,7 @@ def main() -> int:
     reader = None
     try:
         size = os.fstat(0).st_size
-        with os.fdopen(os.dup(0), "rb", buffering=1 << 20) as file:
+        with os.fdopen(os.dup(0), "rb") as file:
             set_limits(json.loads(sys.argv[1]), declared_size(file, size))
             loaded, used = load(file)
         header, reader = reduce_snapshot(loaded, used)
