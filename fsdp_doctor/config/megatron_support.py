@@ -17,7 +17,7 @@ from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.config import Violation
 from fsdp_doctor.model.spec import ProfileSpec
 
-WRONG = frozenset({"MG058", "MG059"})
+WRONG = frozenset({"MG058", "MG059", "MV005"})
 """Rules of combinations that run and compute wrong gradients: reported, not refused."""
 
 FORMATS: Mapping[str, tuple[str, ...]] = {
@@ -122,6 +122,16 @@ def _own_rules(
                 "Use megatron-core 0.19 or later, or real ranks.",
                 "megatron-core <0.19",
             )
+    sharded = ddp.data_parallel_sharding_strategy == "optim_grads_params"
+    if engine == "megatron_fsdp" and sharded and spec.world_size == 1 and not fake:
+        yield _violation(
+            "MV005",
+            ("world_size",),
+            "with a single data-parallel rank Megatron-FSDP optim_grads_params counts gradients "
+            "more than once (norm x 3.2 with 2 micro batches and core 0.16.1).",
+            "Use two ranks or more, or Megatron's DDP.",
+            "megatron-core <0.20",
+        )
     if engine == "standalone" and "megatron-core" in versions and old:
         yield _violation(
             "MG126",

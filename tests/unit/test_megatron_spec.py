@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,13 @@ def test_wrong_gradients_by_version() -> None:
     built = spec(dist=FSDP, ddp=ddp)
     assert "MG058" in rules(built, OLD)
     assert rules(built, NEW) == []
+
+
+def test_single_rank_is_wrong_under_sharded_fsdp() -> None:
+    """With one data-parallel rank gradients are counted more than once: told, not refused."""
+    built = spec(dist=FSDP, ddp={"data_parallel_sharding_strategy": "optim_grads_params"})
+    assert rules(replace(built, world_size=1), OLD) == ["MV005"]
+    assert rules(built, OLD) == []
 
 
 def test_one_rank_of_many_needs_a_new_core() -> None:
