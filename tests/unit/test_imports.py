@@ -25,7 +25,17 @@ MAY_IMPORT = {
     "simulator": {"model", "memory", "training", "config", "profiler"},
     "attribution": {"model", "runs", "config"},
     "report": {"model", "runs", "config", "attribution", "logs", "postmortem"},
-    "cli": {"model", "runs", "config", "memory", "attribution", "report", "profiler", "postmortem", "simulator"},
+    "cli": {
+        "model",
+        "runs",
+        "config",
+        "memory",
+        "attribution",
+        "report",
+        "profiler",
+        "postmortem",
+        "simulator",
+    },
 }
 """Package -> packages it may import, besides itself and the shared small files."""
 
