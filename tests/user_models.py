@@ -45,6 +45,7 @@ class Regressor(nn.Module):
 
 
 def build(
+    *,
     width: int = 64,
     depth: int = 3,
     fault: str = "",

@@ -64,8 +64,8 @@ class Workload:
 class DDPConfig:
     """Arguments of ``torch.nn.parallel.DistributedDataParallel``."""
 
-    bucket_cap_mb: float | None = 25
-    """Bucket size in MiB. None: torch's default (25)."""
+    bucket_cap_mb: float | None = None
+    """Bucket size in MiB. None: torch's default (25, but 1 for the first bucket)."""
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     find_unused_parameters: bool = False
@@ -140,8 +140,8 @@ class FSDP2Config:
     """Arguments of ``torch.distributed.fsdp.fully_shard``."""
 
     reshard_after_forward: bool | int | None = None
-    """True, False, or the number of ranks to reshard to. None: torch's default (True, except the
-    root unit)."""
+    """True, False, or the number of ranks to reshard to, for every unit, the root too. None:
+    torch's default (True, except the root unit)."""
     mp_policy: MixedPrecisionPolicy | None = None
     offload_policy: CPUOffloadPolicy | None = None
     mesh: MeshConfig | None = None
@@ -223,7 +223,9 @@ class TrainingConfig:
     gradient_accumulation: GradientAccumulation = field(default_factory=GradientAccumulation)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     compile: bool = False
-    """``torch.compile`` each block (the whole model under DDP)."""
+    """``torch.compile`` each block, or the whole model where it has no list of blocks. On a CPU
+    such a run is not observed (under a dispatch mode torch does not compile): it records times, no
+    memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

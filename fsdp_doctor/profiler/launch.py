@@ -23,13 +23,14 @@ from fsdp_doctor.config.resolvers.torch import resolve_spec
 from fsdp_doctor.config.spec import WrittenSpec, spec_to_mapping
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.gpus import visible_gpu_count
+from fsdp_doctor.model.config import ConfigValue
 from fsdp_doctor.model.run import Failure, Run, RunManifest, RunStatus
 from fsdp_doctor.model.spec import ProfileSpec
 from fsdp_doctor.profiler.forkserver import LOG_NAME
 from fsdp_doctor.profiler.plan import PLAN_NAME, LaunchPlan, read_plan
 from fsdp_doctor.profiler.spawn import ForkServer, TorchrunLaunch
 from fsdp_doctor.profiler.supervise import Outcome, Progress, supervise
-from fsdp_doctor.redact import redact
+from fsdp_doctor.redact import redact, redact_text
 from fsdp_doctor.runs.heartbeat import heartbeat_path
 from fsdp_doctor.runs.reader import load_manifest, load_run
 from fsdp_doctor.runs.verdict import first_failure, hang_failure
@@ -41,6 +42,11 @@ _NEEDED_FREE_BYTES = 64 << 20
 
 _CLAIM_NAME = ".leading-host"
 _LEAD_WAIT_S = 120.0
+_STALE_S = 60.0
+_NOT_OBSERVED = (
+    "compiled on a CPU: under the dispatch mode that counts memory torch would not compile, so "
+    "this run has times only"
+)
 _NO_SPACE = re.compile("No space left|Disk quota exceeded|File too large")
 
 
@@ -89,7 +95,7 @@ def profile(spec: WrittenSpec, directory: Path, options: LaunchOptions, progress
             raise
     else:
         _check_devices(spec.spec, options)
-        _wait_for(directory / PLAN_NAME)
+        _wait_for_plan(directory / PLAN_NAME)
     plan = read_plan(directory / PLAN_NAME)
     local_ranks = _local_ranks(spec.spec, options)
     with _terminable():
@@ -97,12 +103,7 @@ def profile(spec: WrittenSpec, directory: Path, options: LaunchOptions, progress
         outcome = supervise(launch, directory, plan.ranks, options.phase_limit_s, progress)
     if leads:
         return _settle(plan, directory, outcome, options.phase_limit_s)
-    run = load_run(directory)
-    if outcome.exit_code and run.manifest.failure is None:
-        failure = _failure(plan, directory, outcome, options.phase_limit_s)
-        manifest = replace(run.manifest, status="failed", failure=failure)
-        return replace(run, manifest=manifest)
-    return run
+    return _as_this_host_saw_it(plan, directory, outcome, options.phase_limit_s)
 
 
 def profile_many(
@@ -167,6 +168,13 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+def _redacted(fields: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
+    return {
+        key: replace(field, value=redact(field.value, key), written=redact(field.written, key))
+        for key, field in fields.items()
+    }
+
+
 def _local_ranks(spec: ProfileSpec, options: LaunchOptions) -> int:
     if spec.world_size % options.nodes:
         raise InputError(
@@ -188,6 +196,7 @@ def _prepare(written: WrittenSpec, directory: Path, options: LaunchOptions) -> L
     spec = written.spec
     world_size = options.one_rank_of or spec.world_size
     played = replace(spec, world_size=world_size)
+    unobservable = spec.config.compile and not _on_gpus(spec, options)
     plan = LaunchPlan(
         run_directory=str(directory.resolve()),
         spec=spec_to_mapping(played),
@@ -195,7 +204,7 @@ def _prepare(written: WrittenSpec, directory: Path, options: LaunchOptions) -> L
         one_rank_of=options.one_rank_of,
         rank=options.rank,
         device=options.device,
-        observe=options.observe,
+        observe=options.observe and not unobservable,
         record=options.record,
         memory_fraction=options.memory_fraction,
     )
@@ -212,8 +221,11 @@ def _prepare(written: WrittenSpec, directory: Path, options: LaunchOptions) -> L
             ranks=plan.ranks,
             device_type="cuda" if options.device == "cuda" else "cpu",
             spec=redact(plan.spec),
-            effective_config=resolve_spec(played, written.written).fields,
-            warnings=tuple(f"rule {v.rule}: {v.message}" for v in known_wrong(played)),
+            effective_config=_redacted(resolve_spec(played, written.written).fields),
+            warnings=(
+                *(f"rule {v.rule}: {v.message}" for v in known_wrong(played)),
+                *([_NOT_OBSERVED] if unobservable else []),
+            ),
         ),
     )
     plan.write()
@@ -226,8 +238,11 @@ def _claim(directory: Path, options: LaunchOptions) -> bool:
     A directory that already held a finished run is refused by ``_check`` on the host that leads.
     """
     claim = directory / _CLAIM_NAME
-    if options.force and _finished(directory):
-        claim.unlink(missing_ok=True)
+    try:
+        if options.force and time.time() - claim.stat().st_mtime > _STALE_S:
+            claim.unlink(missing_ok=True)  # of an earlier try whose leader died
+    except OSError:
+        pass
     try:
         directory.mkdir(parents=True, exist_ok=True)
         claim.open("x").close()
@@ -240,21 +255,23 @@ def _claim(directory: Path, options: LaunchOptions) -> bool:
     return True
 
 
-def _finished(directory: Path) -> bool:
-    manifest = directory / MANIFEST_NAME
-    return manifest.is_file() and load_manifest(manifest).status != "running"
-
-
-def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + _LEAD_WAIT_S
-    while not path.is_file():
-        if time.monotonic() > deadline:
+def _wait_for_plan(path: Path) -> None:
+    """Wait for the plan of this try; one that an earlier try left is not followed."""
+    started = time.time()
+    while not (path.is_file() and path.stat().st_mtime > started - _STALE_S):
+        if time.time() > started + _LEAD_WAIT_S:
             raise InputError(
                 "the leading host did not prepare the run",
                 where=str(path.parent),
-                hint="give every host the same, shared -o; or remove what an earlier try left",
+                hint="give every host the same, shared -o; after a crash use --force",
             )
         time.sleep(0.1)
+
+
+def _on_gpus(spec: ProfileSpec, options: LaunchOptions) -> bool:
+    """Return whether every rank of this host gets a GPU (as ``worker.choose_device`` decides)."""
+    needed = 1 if options.one_rank_of else _local_ranks(spec, options)
+    return options.device == "cuda" or (options.device == "auto" and visible_gpu_count() >= needed)
 
 
 def _check_devices(spec: ProfileSpec, options: LaunchOptions) -> None:
@@ -309,6 +326,16 @@ def _settle(plan: LaunchPlan, directory: Path, outcome: Outcome, limit_s: float)
     return load_run(directory)
 
 
+def _as_this_host_saw_it(
+    plan: LaunchPlan, directory: Path, outcome: Outcome, limit_s: float
+) -> Run:
+    """Read the run with the outcome of this host's ranks: the leading host may still write it."""
+    failure = _failure(plan, directory, outcome, limit_s)
+    status: RunStatus = "completed" if failure is None else "failed"
+    run = load_run(directory)
+    return replace(run, manifest=replace(run.manifest, status=status, failure=failure))
+
+
 def _failure(plan: LaunchPlan, directory: Path, outcome: Outcome, limit_s: float) -> Failure | None:
     if outcome.interrupted:
         return Failure(kind="interrupted", message="stopped by Ctrl-C or SIGTERM")
@@ -343,5 +370,8 @@ def _tidy(plan: LaunchPlan, directory: Path, *, keep_log: bool) -> None:
             stack.unlink()
     for name in (PLAN_NAME, _CLAIM_NAME):
         (directory / name).unlink(missing_ok=True)
+    log = directory / LOG_NAME
     if not keep_log:
-        (directory / LOG_NAME).unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+    elif log.exists():
+        log.write_text(redact_text(log.read_text(errors="replace")))

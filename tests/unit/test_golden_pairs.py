@@ -131,7 +131,7 @@ def test_measured_pairs_move_as_predicted() -> None:
     still = [v for v in found if v.was == "none"]
     for verdict in sorted(found, key=lambda v: (v.agrees, -abs(v.change))):
         reason = "" if verdict.agrees else EXCEPTIONS.get(verdict.flags, "?")
-        print(  # noqa: T201
+        print(
             f"{'ok  ' if verdict.agrees else 'MISS'} {verdict.flags:40} said {verdict.said:6}"
             f" was {verdict.was:5} {verdict.change:+7.1%} {reason}"
         )
@@ -248,7 +248,7 @@ def test_closed_forms_come_near_the_measured_bytes() -> None:
     """Resident bytes are below the measured ones by workspaces; the peak is within a quarter."""
     found = list(ratios())
     resident, peak = (statistics.median(side) for side in zip(*found, strict=True))
-    print(f"{len(found)} jobs: resident {resident:.2f}, peak {peak:.2f} of measured")  # noqa: T201
+    print(f"{len(found)} jobs: resident {resident:.2f}, peak {peak:.2f} of measured")
     assert len(found) > 50
     assert 0.8 < resident < 1.0
     assert 0.85 < peak < 1.25
