@@ -18,7 +18,7 @@ class Metric:
     name: str
     """peak_allocated_bytes, peak_reserved_bytes, resident_bytes, category_bytes, step_time_s,
     phase_time_s, tokens_per_s, first_step_peak_allocated_bytes, outside_pytorch_bytes,
-    allocation_retries."""
+    out_of_memory_bytes (held at the failure, plus the request), allocation_retries."""
     unit: Literal["bytes", "s", "count", "tokens/s"]
     better: Literal["lower", "higher"]
     rank: int | None
