@@ -11,13 +11,13 @@ from fsdp_doctor.config.rules.engine import Undecided
 from fsdp_doctor.config.rules.files import CheckedConfig
 from fsdp_doctor.model.config import Violation
 from fsdp_doctor.redact import redact_text
-from fsdp_doctor.report.diff_text import clean, show_value
+from fsdp_doctor.report.diff_text import show_value
+from fsdp_doctor.report.lines import line, listed, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
-_SHOWN = 12
 _FIELDS = 6
 _LONGEST = 120
 _OPTIONS = {"gpu": "--gpu", "world_size": "--world-size"}
@@ -45,16 +45,16 @@ def render_check(checked: CheckedConfig, name: str, stream: IO[str]) -> None:
     buffer = io.StringIO()
     console = Console(file=buffer, highlight=False, force_terminal=stream.isatty())
     version = f" {checked.version}" if checked.version else ""
-    _line(console, f"{name}  ({checked.framework}{version}, format {checked.format})")
+    line(console, f"{name}  ({checked.framework}{version}, format {checked.format})")
     if checked.assumed:
-        _wrapped(console, checked.assumed, 2)
+        wrapped(console, checked.assumed, 2)
     console.print()
-    _line(console, _summary(checked), "bold")
+    line(console, _summary(checked), "bold")
     for violation in checked.result.violations:
         _violation(console, violation)
     _undecided(console, checked.result.undecided)
-    _listed(console, "Keys that this tool does not know", checked.unknown)
-    _listed(console, "Not known without running something", checked.unresolved)
+    listed(console, "Keys that this tool does not know", checked.unknown)
+    listed(console, "Not known without running something", checked.unresolved)
     stream.writelines(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
 
 
@@ -79,16 +79,16 @@ def _violation(console: Console, violation: Violation) -> None:
         place = f"{place}:{violation.line}"
     console.print()
     title = f"{violation.severity}  {violation.rule}"
-    _line(console, f"{title}  {place}" if place else title, _STYLES[violation.severity])
+    line(console, f"{title}  {place}" if place else title, _STYLES[violation.severity])
     for key in violation.fields[:_FIELDS]:
         value = violation.values.get(key)
-        _wrapped(console, f"{key}: {'not written' if value is None else _short(value)}", 4)
+        wrapped(console, f"{key}: {'not written' if value is None else _short(value)}", 4)
     if len(violation.fields) > _FIELDS:
-        _wrapped(console, f"... and {len(violation.fields) - _FIELDS} more", 4)
-    _wrapped(console, violation.message, 2)
-    _wrapped(console, f"Fix: {violation.fix}", 2)
+        wrapped(console, f"... and {len(violation.fields) - _FIELDS} more", 4)
+    wrapped(console, violation.message, 2)
+    wrapped(console, f"Fix: {violation.fix}", 2)
     versions = "" if violation.versions == "all" else f"versions {violation.versions}; "
-    _wrapped(console, f"({versions}source: {violation.source})", 2, "dim")
+    wrapped(console, f"({versions}source: {violation.source})", 2, "dim")
 
 
 def _short(value: Any) -> str:
@@ -103,33 +103,9 @@ def _undecided(console: Console, undecided: Sequence[Undecided]) -> None:
     for entry in undecided:
         by_need.setdefault(entry.needs, []).append(entry.rule)
     console.print()
-    _line(console, f"Not decided ({len(undecided)})", "bold")
+    line(console, f"Not decided ({len(undecided)})", "bold")
     for needs, rules in by_need.items():
         wanted = " and ".join(
             _OPTIONS.get(need, f"--framework-version {need}=...") for need in needs
         )
-        _wrapped(console, f"{', '.join(rules)}: give {wanted}", 2)
-
-
-def _listed(console: Console, title: str, texts: Sequence[str]) -> None:
-    if not texts:
-        return
-    console.print()
-    _line(console, f"{title} ({len(texts)})", "bold")
-    for text in texts[:_SHOWN]:
-        _wrapped(console, redact_text(text), 2)
-    if len(texts) > _SHOWN:
-        _wrapped(console, f"... and {len(texts) - _SHOWN} more", 2)
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    from rich.text import Text
-
-    console.print(Text(clean(text), style=style))
-
-
-def _wrapped(console: Console, text: str, indent: int, style: str = "") -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console.print(Padding(Text(clean(text), style=style, overflow="fold"), (0, 0, 0, indent)))
+        wrapped(console, f"{', '.join(rules)}: give {wanted}", 2)

@@ -9,12 +9,12 @@ from typing import IO, TYPE_CHECKING, Any
 from fsdp_doctor.config.diff_payload import value_payload
 from fsdp_doctor.model.config import ConfigValue, EffectiveConfig
 from fsdp_doctor.redact import redact, redact_text
-from fsdp_doctor.report.diff_text import clean, show_value
+from fsdp_doctor.report.diff_text import show_value
+from fsdp_doctor.report.lines import line, listed, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SHOWN = 30
 _LONGEST = 200
 _NAME = 32
 _VALUE = 22
@@ -50,21 +50,21 @@ def render_show(config: EffectiveConfig, name: str, stream: IO[str]) -> None:
     buffer = io.StringIO()
     console = Console(file=buffer, highlight=False, force_terminal=stream.isatty())
     version = f" {config.version}" if config.version else ""
-    _line(console, f"{name}  ({config.framework}{version}, format {config.format})")
+    line(console, f"{name}  ({config.framework}{version}, format {config.format})")
     if config.assumed:
-        _wrapped(console, config.assumed, 2)
+        wrapped(console, config.assumed, 2)
     if not config.resolved:
-        _wrapped(console, "The rules of this framework are not known: keys are as written.", 2)
+        wrapped(console, "The rules of this framework are not known: keys are as written.", 2)
     acting = {key: value for key, value in config.fields.items() if value.effective}
     for area, keys in _areas(acting if config.resolved else config.fields):
         console.print()
-        _line(console, area, "bold")
+        line(console, area, "bold")
         for key in keys:
             _field(console, key, config.fields[key], area)
     inert = [key for key, value in config.fields.items() if not value.effective]
     _inert(console, config, inert if config.resolved else [])
-    _listed(console, "Keys that this tool does not know", config.unknown)
-    _listed(console, "Not known without running something", config.unresolved)
+    listed(console, "Keys that this tool does not know", config.unknown)
+    listed(console, "Not known without running something", config.unresolved)
     stream.writelines(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
 
 
@@ -80,12 +80,12 @@ def _areas(fields: Iterable[str]) -> list[tuple[str, list[str]]]:
 def _field(console: Console, key: str, value: ConfigValue, area: str) -> None:
     """Write one field: name, value and source, and below it where the value comes from."""
     name = key.removeprefix(f"{area}.")
-    _wrapped(console, f"{name:<{_NAME}} {_shown(key, value):<{_VALUE}} {value.source}", 2)
+    wrapped(console, f"{name:<{_NAME}} {_shown(key, value):<{_VALUE}} {value.source}", 2)
     native = value.native[0] if value.native and value.native[0] != key else ""
     reason = redact_text(value.reason or "")
     below = ": ".join(part for part in (native, reason) if part)
     if below:
-        _wrapped(console, below, 6, "dim")
+        wrapped(console, below, 6, "dim")
 
 
 def _shown(key: str, value: ConfigValue) -> str:
@@ -100,34 +100,10 @@ def _inert(console: Console, config: EffectiveConfig, keys: Sequence[str]) -> No
     if not written:
         return
     console.print()
-    _line(console, f"Written, without effect ({len(written)})", "bold")
+    line(console, f"Written, without effect ({len(written)})", "bold")
     for key in written:
         value = config.fields[key]
         natives = ", ".join(name for name in value.native[:1] if name != key)
         place = f"  ({natives})" if natives else ""
-        _wrapped(console, f"{key}: {_shown(key, value)}{place}", 2)
-        _wrapped(console, redact_text(value.reason or ""), 4)
-
-
-def _listed(console: Console, title: str, texts: Sequence[str]) -> None:
-    if not texts:
-        return
-    console.print()
-    _line(console, f"{title} ({len(texts)})", "bold")
-    for text in texts[:_SHOWN]:
-        _wrapped(console, redact_text(text), 2)
-    if len(texts) > _SHOWN:
-        _wrapped(console, f"... and {len(texts) - _SHOWN} more", 2)
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    from rich.text import Text
-
-    console.print(Text(clean(text), style=style))
-
-
-def _wrapped(console: Console, text: str, indent: int, style: str = "") -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console.print(Padding(Text(clean(text), style=style, overflow="fold"), (0, 0, 0, indent)))
+        wrapped(console, f"{key}: {_shown(key, value)}{place}", 2)
+        wrapped(console, redact_text(value.reason or ""), 4)
