@@ -51,16 +51,30 @@ def install() -> None:
     wanted = (ROOT / "pyproject.toml").read_text() + (ROOT / "constraints.txt").read_text()
     if stamp.exists() and stamp.read_text() == wanted:
         return
-    has_torch = importlib.util.find_spec("torch") is not None
+    outer_torch = _outer_torch()
     print(f"setting up {ENVIRONMENT} ...", file=sys.stderr)  # noqa: T201 (before the CLI exists)
-    venv.create(ENVIRONMENT, with_pip=True, system_site_packages=has_torch)
+    venv.create(ENVIRONMENT, with_pip=True, clear=True)
+    if outer_torch is not None:
+        _share(outer_torch)
     constraints = ENVIRONMENT / "constraints.txt"
-    constraints.write_text(_constraints(keep_torch=version("torch") if has_torch else None))
+    constraints.write_text(_constraints(keep_torch=version("torch") if outer_torch else None))
     command = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c"]
     subprocess.run(
         [python_of(ENVIRONMENT), *command, constraints, "-e", f"{ROOT}[all,test,lint]"], check=True
     )
     stamp.write_text(wanted)
+
+
+def _outer_torch() -> Path | None:
+    """Return the folder from which this Python, a virtual environment perhaps, imports torch."""
+    found = importlib.util.find_spec("torch")
+    return Path(found.origin).parent.parent if found and found.origin else None
+
+
+def _share(packages: Path) -> None:
+    """Let ``.venv`` import from ``packages`` what it has not installed itself."""
+    own = next((ENVIRONMENT / "lib").glob("python*/site-packages"))
+    (own / "outer.pth").write_text(f"{packages}\n")
 
 
 def _constraints(keep_torch: str | None) -> str:
