@@ -1,4 +1,4 @@
-"""CPU time of ``diff`` of two flat configs of 300 keys, against ``python -c 'import click'``.
+"""CPU time of ``diff`` and ``check`` of flat 300-key configs, against ``python -c 'import click'``.
 
     python benchmarks/config_speed.py
 
@@ -18,7 +18,7 @@ from typing import Any
 
 ROUNDS = 10
 KEYS = 300
-GOALS = {"flat": 0.3, "flat, text": 0.3, "lists differ": 0.8}
+GOALS = {"flat": 0.3, "flat, text": 0.3, "check": 0.3, "lists differ": 0.8}
 
 
 def config(side: int, *, lists: bool) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def cpu_s(arguments: list[str]) -> float:
 def main() -> int:
     """Print the best CPU time of each command and its ratio to the floor."""
     with tempfile.TemporaryDirectory() as folder:
-        commands = {"import click": ["-c", "import click"], **_diffs(Path(folder))}
+        commands = {"import click": ["-c", "import click"], **_commands(Path(folder))}
         best = dict.fromkeys(commands, float("inf"))
         for _ in range(ROUNDS):
             for name, arguments in commands.items():
@@ -65,8 +65,8 @@ def main() -> int:
     return 1 if missed else 0
 
 
-def _diffs(folder: Path) -> dict[str, list[str]]:
-    """Write the configs and return the commands that compare them."""
+def _commands(folder: Path) -> dict[str, list[str]]:
+    """Write the configs and return the commands that compare and check them."""
     commands = {}
     for name in GOALS:
         paths = []
@@ -75,7 +75,10 @@ def _diffs(folder: Path) -> dict[str, list[str]]:
             path.write_text(json.dumps(config(side, lists="lists" in name), indent=1))
             paths.append(str(path))
         options = [] if "text" in name else ["--json"]
-        commands[name] = ["-m", "fsdp_doctor", "diff", *paths, *options]
+        if name == "check":
+            commands[name] = ["-m", "fsdp_doctor", "check", paths[0], *options]
+        else:
+            commands[name] = ["-m", "fsdp_doctor", "diff", *paths, *options]
     return commands
 
 

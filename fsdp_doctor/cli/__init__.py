@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import sys
@@ -79,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: answered, whatever was found. 1: a failed ``profile``, a gate that fired. 2: unusable input.
     """
+    gc.set_threshold(100_000, 50, 50)  # a short life: collecting while importing only costs time
     try:
         result = group.main(
             args=None if argv is None else list(argv),
