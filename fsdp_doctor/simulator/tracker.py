@@ -64,17 +64,21 @@ class FakeStorageMode(StorageMode):
         result = func(*args, **(kwargs or {}))
         if self._suppressed or result is None or isinstance(result, (int, float, bool)):
             return result
+        with self._turn:
+            self._look(func, args, result)
+        self._observer.after(func, args)
+        return result
+
+    def _look(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         node = self._node()
         if func is _ADD and node and self._accumulated(args, result, node):
-            return result
+            return
         source = None
         if func is _CAST:
             source = self._keys.get(id(args[0].untyped_storage()))
         seen = result[: ON_GPU[func]] if func in ON_GPU else result
         for tensor in plain_tensors(seen):
             self._output(tensor, func, node, source)
-        self._observer.after(func, args)
-        return result
 
     @staticmethod
     def _node() -> int:

@@ -4,6 +4,10 @@ Storage level: a storage that appears in an operator's outputs for the first tim
 allocation; it dies when its last owner does. Memory that a kernel allocates and frees inside
 itself is invisible at dispatch level.
 
+A storage can die at any moment: in the middle of our own bookkeeping (a garbage collection) and in
+another thread (gloo drops the tensors of a collective that it has finished). Deaths are told one
+after the other, by whoever holds the turn; those that come meanwhile wait for its end.
+
 Private: ``torch.utils._python_dispatch.TorchDispatchMode``, ``torch._C._current_autograd_node``,
 ``torch._C._current_graph_task_id``, ``UntypedStorage.resize_`` (replaced while the mode is on),
 ``ShardingPropagator`` of ``torch.distributed.tensor._sharding_prop`` (replaced likewise); torch
@@ -13,7 +17,9 @@ Private: ``torch.utils._python_dispatch.TorchDispatchMode``, ``torch._C._current
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -54,6 +60,39 @@ class StorageSink(Protocol):
         """The memory of ``old`` goes on as ``new`` (see ``_accumulated``)."""
 
 
+class _Turn:
+    """Who keeps the books: one thread, which may ask again; ``tidy`` runs first and last."""
+
+    def __init__(self, tidy: Callable[[], None]) -> None:
+        self._tidy = tidy
+        self._lock = threading.RLock()
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+        if self._depth == 1:
+            self._tidy()
+
+    def __exit__(self, *_error: object) -> None:
+        try:
+            if self._depth == 1:
+                self._tidy()
+        finally:
+            self._depth -= 1
+            self._lock.release()
+
+    def take_if_free(self) -> None:
+        """Tidy now, unless somebody has the turn: they tidy at its end."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._depth == 0:
+                    with self:
+                        pass
+            finally:
+                self._lock.release()
+
+
 class StorageMode(TorchDispatchMode):
     """The dispatch mode. ``device``: storages elsewhere (meta, another device) are not told."""
 
@@ -70,6 +109,8 @@ class StorageMode(TorchDispatchMode):
         self._suppressed = 0
         self._pending: tuple[int, int, int] | None = None
         self._restore: list[Callable[[], None]] = []
+        self._dead: deque[int] = deque()
+        self._turn = _Turn(self._bury)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -87,7 +128,8 @@ class StorageMode(TorchDispatchMode):
         for undo in self._restore:
             undo()
         self._restore.clear()
-        self._known.clear()
+        with self._turn:
+            self._known.clear()
 
     def _replace_resize(self) -> None:
         original = torch.UntypedStorage.resize_
@@ -135,18 +177,19 @@ class StorageMode(TorchDispatchMode):
 
         ``operator``: what made it (anything whose ``str`` names it), or None.
         """
-        identity = id(storage)
-        key = self._keys.get(identity)
-        if key is None:
-            if storage.device != self._device:
-                return None
-            return self._add(storage, identity, operator, cast_of)
-        size = storage.nbytes()
-        if size != self._sizes[key]:
-            self.flush()
-            self._sizes[key] = size
-            self._sink.resized(key, size)
-        return key
+        with self._turn:
+            identity = id(storage)
+            key = self._keys.get(identity)
+            if key is None:
+                if storage.device != self._device:
+                    return None
+                return self._add(storage, identity, operator, cast_of)
+            size = storage.nbytes()
+            if size != self._sizes[key]:
+                self._tell_pending()
+                self._sizes[key] = size
+                self._sink.resized(key, size)
+            return key
 
     def _add(
         self,
@@ -155,7 +198,7 @@ class StorageMode(TorchDispatchMode):
         operator: object,
         cast_of: int | None,
     ) -> int:
-        self.flush()
+        self._tell_pending()
         key = self._register(storage, identity)
         name = None if operator is None else str(operator)
         self._sink.born(key, self._sizes[key], name, cast_of)
@@ -170,11 +213,23 @@ class StorageMode(TorchDispatchMode):
         return key
 
     def _gone(self, identity: int, _dead: object) -> None:
-        key = self._keys.pop(identity, None)
-        self._known.pop(identity, None)
-        if key is None:
-            return
-        del self._sizes[key]
+        self._dead.append(identity)
+        try:
+            self._turn.take_if_free()
+        except Exception as error:  # noqa: BLE001 (whoever dropped the storage is not to blame)
+            self.faults.keep(error)
+
+    def _bury(self) -> None:
+        """Tell about the storages that have died, in the order of their deaths."""
+        while self._dead:
+            identity = self._dead.popleft()
+            key = self._keys.pop(identity, None)
+            self._known.pop(identity, None)
+            if key is not None:
+                del self._sizes[key]
+                self._end(key)
+
+    def _end(self, key: int) -> None:
         pending = self._pending
         if pending is not None and pending[0] == key:
             self._pending = None
@@ -182,11 +237,15 @@ class StorageMode(TorchDispatchMode):
             self._nodes[pending[1]] = self._nodes.pop(key, 0)
             return
         self._nodes.pop(key, None)
-        self.flush()
+        self._tell_pending()
         self._sink.died(key)
 
     def flush(self) -> None:
         """Tell about a sum that did not replace its operand after all."""
+        with self._turn:
+            self._tell_pending()
+
+    def _tell_pending(self) -> None:
         if self._pending is not None:
             _, key, size = self._pending
             self._pending = None
@@ -207,7 +266,8 @@ class StorageMode(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not self._suppressed and self.faults.first is None:
             try:
-                self._look(func, args, result)
+                with self._turn:
+                    self._look(func, args, result)
             except Exception as error:  # noqa: BLE001 (the user's operator is not to blame)
                 self.faults.keep(error)
         return result
@@ -250,7 +310,7 @@ class StorageMode(TorchDispatchMode):
         old_node, value_node = self._nodes.get(old_key, 0), self._nodes.get(value_key, 0)
         if not old_node or old_node == node or value_node != node or old.nbytes() != new.nbytes():
             return False
-        self.flush()
+        self._tell_pending()
         key = self._register(new, id(new))
         self._nodes[key] = old_node
         self._pending = (old_key, key, new.nbytes())
