@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import click
 
+from fsdp_doctor.cli.collection import collect_as_usual, collect_rarely
 from fsdp_doctor import __version__
 from fsdp_doctor.errors import DoctorError
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: answered, whatever was found. 1: a failed ``profile``, a gate that fired. 2: unusable input.
     """
-    gc.set_threshold(100_000, 50, 50)  # a short life: collecting while importing only costs time
+    collect_rarely()
     try:
         result = group.main(
             args=None if argv is None else list(argv),
@@ -105,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = f"{error.filename}: " if error.filename else ""
         click.echo(f"error: {place}{error.strerror or error}", err=True)
         return 2
+    finally:
+        collect_as_usual()
     return result if isinstance(result, int) else 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdp_doctor.cli.collection import collect_as_usual
 from fsdp_doctor.cli.common import emit_json, json_option, terminal_style
 from fsdp_doctor.cli.launching import progress_line
 from fsdp_doctor.errors import InputError
@@ -102,6 +103,7 @@ def _estimate(
 ) -> Estimate:
     from fsdp_doctor.simulator.estimate import estimate
 
+    collect_as_usual()
     ranks = [_rank(name, spec.world_size) for name in rank_names] or [0]
     return estimate(spec, ranks=ranks, tell=tell, **options)
 
