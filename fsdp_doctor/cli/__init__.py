@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from fsdp_doctor.cli.collection import collect_as_usual, collect_rarely
 from fsdp_doctor import __version__
+from fsdp_doctor.cli.collection import collect_as_usual, collect_rarely
 from fsdp_doctor.errors import DoctorError
 
 COMMANDS = {
