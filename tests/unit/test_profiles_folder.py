@@ -1,0 +1,61 @@
+"""What profiles/ holds is what profiles/record.py says it does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+PROFILES = Path(__file__).parent.parent.parent / "profiles"
+
+sys.path.insert(0, str(PROFILES))
+import record  # noqa: E402
+
+sys.path.remove(str(PROFILES))
+
+
+@pytest.mark.parametrize("name", sorted(record.SETS))
+def test_a_set_is_recorded_whole_or_not_at_all(name: str) -> None:
+    """No run is left over from other specs, and none is forgotten."""
+    recorded = {path.parent.name for path in (PROFILES / name).glob("*/run.json")}
+    wanted = {path.stem for path in record.SETS[name].paths()}
+    assert wanted
+    assert recorded in (set(), wanted)
+
+
+@pytest.mark.parametrize("name", sorted(record.SETS))
+def test_runs_were_made_with_the_arguments_of_their_set(name: str) -> None:
+    """World size and kind of run are those the command asks for."""
+    arguments = record.SETS[name].arguments
+    worlds = [int(b) for a, b in pairwise(arguments) if a == "--one-rank-of"]
+    for path in (PROFILES / name).glob("*/run.json"):
+        run = json.loads(path.read_text())
+        assert (run["source"] == "one_rank") == bool(worlds)
+        if worlds:
+            assert run["world_size"] == worlds[0]
+
+
+def test_what_is_recorded_is_not_recorded_again(tmp_path: Path) -> None:
+    """A set that was cut short goes on with what is missing."""
+    name = "h200/world-8"
+    first, second, *_ = record.SETS[name].paths()
+    (tmp_path / name / first.stem).mkdir(parents=True)
+    (tmp_path / name / first.stem / "run.json").touch()
+    lacking = record.missing(name, tmp_path)
+    assert first not in lacking
+    assert second in lacking
+
+
+def test_the_list_counts_what_is_missing() -> None:
+    """The recorded sets lack nothing; the status of a list is 0."""
+    done = subprocess.run(
+        [sys.executable, PROFILES / "record.py", "--list", "h200/world-2"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "h200/world-2: 33 specs, 0 not recorded\n"
