@@ -29,11 +29,12 @@ def main() -> int:
     parser.add_argument("spec", type=Path)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--launches", type=int, default=3)
-    parser.add_argument("--timed", type=int, default=20)
+    parser.add_argument("--timed", type=int, help="timed steps (else the spec's)")
     parser.add_argument("--one-rank-of", type=int)
     chosen = parser.parse_args()
     spec = load_spec(chosen.spec)
-    spec = replace(spec, steps=replace(spec.steps, timed=chosen.timed, kernel_profile=False))
+    timed = chosen.timed or spec.steps.timed
+    spec = replace(spec, steps=replace(spec.steps, timed=timed, kernel_profile=False))
     model = spec.workload.model
     doubled = replace(
         spec, workload=replace(spec.workload, model=replace(model, layers=2 * model.layers))
