@@ -90,6 +90,22 @@ def test_gradients_can_be_synchronised_each_time(tmp_path: Path) -> None:
     assert values(config, "comm.grad_sync") == ["every_microbatch"]
 
 
+def test_trainer_checkpoints_every_second_layer(tmp_path: Path) -> None:
+    """The Trainer's own keys in activation_checkpointing_kwargs are not torch's."""
+    kwargs = {"every_n_layers": 2, "offload": True}
+    config = fsdp_case(
+        tmp_path,
+        "5.24.0",
+        activation_checkpointing=True,
+        activation_checkpointing_kwargs=kwargs,
+    )
+    keys = ("recompute.mode", "recompute.granularity", "offload.activations")
+    assert values(config, *keys) == ["every_n", 2, True]
+    off = fsdp_case(tmp_path, "5.24.0", activation_checkpointing_kwargs=kwargs)
+    assert values(off, "recompute.mode") == ["none"]
+    assert values(off, "offload.activations") == [None]
+
+
 def test_trainer_without_sharding_is_ddp(tmp_path: Path) -> None:
     """Bucket sizes are bytes; the fsdp block is inert."""
     config = fsdp_case(tmp_path, "5.24.0", ddp_bucket_cap_mb=50, fsdp_config={"cpu_offload": True})

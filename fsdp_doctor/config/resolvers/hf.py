@@ -70,13 +70,23 @@ def recompute(draft: Draft) -> None:
     """Set recomputation of whole layers from the Trainer's own switch."""
     names = ("gradient_checkpointing", "activation_checkpointing")
     on = as_bool(draft.raw(*names))
-    draft.put("recompute.mode", "full" if on else "none", names)
     kwargs = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
-    reentrant = tuple(f"{name}.use_reentrant" for name in kwargs)
-    if draft.has(*reentrant):
-        draft.take("recompute.reentrant", reentrant, None, as_bool)
-        if not on:
-            draft.inert("recompute.reentrant", "gradient checkpointing is off")
+    every, offload, reentrant = (
+        tuple(f"{name}.{key}" for name in kwargs)
+        for key in ("every_n_layers", "offload", "use_reentrant")
+    )
+    step = (as_int(draft.raw(*every)) if draft.has(*every) else None) or 1
+    mode = "every_n" if step > 1 else "full"
+    draft.put("recompute.mode", mode if on else "none", (*names, *every))
+    for field, found, read in (
+        ("recompute.granularity", every, as_int),
+        ("offload.activations", offload, as_bool),
+        ("recompute.reentrant", reentrant, as_bool),
+    ):
+        if draft.has(*found):
+            draft.take(field, found, None, read)
+            if not on:
+                draft.inert(field, "gradient checkpointing is off")
 
 
 def batch(draft: Draft) -> None:
