@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from fsdp_doctor.attribution.metric_kinds import METRIC_KINDS
 from fsdp_doctor.attribution.observations import (
     VARYING,
     Observations,
@@ -25,18 +26,7 @@ from fsdp_doctor.units import format_bytes
 
 VARYING_SHARE = 0.03
 """How much they differ: reserved memory of identical ranks and launches on H200 (measured)."""
-_ORDER = (
-    "step_time_s",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "tokens_per_s",
-    "resident_bytes",
-    "first_step_peak_allocated_bytes",
-    "outside_pytorch_bytes",
-    "allocation_retries",
-    "phase_time_s",
-    "category_bytes",
-)
+_ORDER = tuple(METRIC_KINDS)
 
 
 def compare_metrics(
@@ -116,7 +106,18 @@ def _metric(place: Place, a: list[Observed], b: list[Observed]) -> Metric:
         n_launches=(len(a), len(b)),
         verdict=verdict,
         warnings=tuple(warnings),
+        delta_range=_delta_range(place, a, b),
     )
+
+
+def _delta_range(place: Place, a: list[Observed], b: list[Observed]) -> tuple[int, int] | None:
+    """Return the smallest and largest difference of numbers that vary; None: exact or not known."""
+    if not a or not b:
+        return None
+    by_steps = place.name in VARYING
+    (low_a, high_a), (low_b, high_b) = (_range(side, by_steps=by_steps) for side in (a, b))
+    low, high = low_b - high_a, high_b - low_a
+    return None if low == high and not by_steps else (low, high)
 
 
 def _largest(launches: list[Observed]) -> int | None:

@@ -29,6 +29,7 @@ def comparison_to_payload(comparison: Comparison) -> dict[str, Any]:
         "attribution": [_attribution(row) for row in comparison.attribution if row.keys],
         "unexplained": [_attribution(row) for row in comparison.attribution if not row.keys],
         "findings": [_finding(finding) for finding in comparison.findings],
+        "gates": [_plain(result) for result in comparison.gates],
     }
 
 
@@ -48,6 +49,7 @@ def _metric(metric: Metric) -> dict[str, Any]:
         "n_launches": list(metric.n_launches),
         "n_steps": list(metric.n_steps),
         "warnings": list(metric.warnings),
+        "delta_range": None if metric.delta_range is None else list(metric.delta_range),
     }
 
 

@@ -55,7 +55,7 @@ def _without_verdict(metric: Metric, reasons: list[str]) -> Metric:
     """Cap a verdict that something besides the config may have caused; the step says why."""
     if metric.name == "step_time_s":
         metric = replace(metric, warnings=(*metric.warnings, *reasons))
-    return replace(metric, verdict="unclear")
+    return replace(metric, verdict="unclear", capped=True)
 
 
 def _time_metrics(a: Sequence[Run], b: Sequence[Run], *, band: float) -> list[Metric]:

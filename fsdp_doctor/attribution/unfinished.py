@@ -55,4 +55,5 @@ def _bound(metric: Metric, side: str, ending: str) -> Metric:
     if metric.verdict == _EXCEEDS[side] and not of_the_peak:
         return metric
     warning = f"{side} ended before {ending}: its number is a lower bound"
-    return replace(metric, verdict="unclear", warnings=(*metric.warnings, warning))
+    warnings = (*metric.warnings, warning)
+    return replace(metric, verdict="unclear", warnings=warnings, capped=True)

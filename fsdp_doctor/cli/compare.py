@@ -17,6 +17,7 @@ from fsdp_doctor.cli.common import (
     terminal_style,
     write_text,
 )
+from fsdp_doctor.cli.gating import GateOptions, gate_options
 from fsdp_doctor.cli.launching import launch_options, make_launch_options, progress_line
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     default=Path("runs"),
     help="Where specs are recorded (default runs/).",
 )
+@gate_options
 @launch_options
 @json_option
 def command(
@@ -56,10 +58,16 @@ def command(
 
     A and B are run directories (or directories of several launches), or two specs, which are
     profiled first. Or both are CUDA memory snapshots, or directories with one of each rank.
+
+    With --fail-on the exit status is 1 when a metric got worse by more than a threshold:
+    'peak_allocated_bytes>2%', 'step_time_s>3%', 'peak_reserved_bytes>100MiB', 'retries>0',
+    'tokens_per_s<-3%', 'phase_time_s[phase=backward]>5%'. See docs/gate.md.
     """
     from fsdp_doctor.cli.snapshots import are_snapshots, compare_snapshot_files
 
+    gates = GateOptions.taken_from(options)
     if are_snapshots((a, b)):
+        gates.refuse("memory snapshots", a)
         return compare_snapshot_files(a, b, output, as_json=as_json, force=options["force"])
     from fsdp_doctor.attribution.compare import compare_runs, comparison_to_payload
     from fsdp_doctor.report import render_comparison
@@ -73,7 +81,8 @@ def command(
     trained = [run for path, runs in ((a, runs_a), (b, runs_b)) if is_spec(path) for run in runs]
     if _stopped(trained) and not all(any(map(_completed, runs)) for runs in (runs_a, runs_b)):
         raise click.Abort
-    comparison = compare_runs(runs_a, runs_b)
+    comparison = gates.held(compare_runs(runs_a, runs_b), runs_a, runs_b)
+    gates.write(comparison)
     if as_json:
         emit_json("compare", comparison_to_payload(comparison), comparison.warnings)
     else:
@@ -81,7 +90,8 @@ def command(
     if output is not None:
         write_text(output, render_comparison(comparison, runs_a, runs_b, fmt))
         click.echo(f"Wrote {output}", err=as_json)
-    return 0 if all(map(_completed, trained)) else 1
+    fine = all(map(_completed, trained)) and not any(gate.fails for gate in comparison.gates)
+    return 0 if fine else 1
 
 
 def _completed(run: Run) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from fsdp_doctor.model.config import ConfigDiff
 from fsdp_doctor.model.finding import Finding
+from fsdp_doctor.model.gate import GateResult
 
 Verdict = Literal["worse", "better", "same", "unclear"]
 
@@ -43,6 +44,12 @@ class Metric:
     """Of no difference, adjusted for the number of metrics tested; None where not tested."""
     verdict: Verdict = "unclear"
     warnings: tuple[str, ...] = ()
+    delta_range: tuple[int, int] | None = None
+    """Smallest and largest b - a over all launches (and steps, where those vary) of a number that
+    varies between identical runs; None: exact."""
+    capped: bool = False
+    """Whether no verdict can be firm whatever the numbers are: something besides the config may
+    have moved them, or a side knows only a lower bound. ``warnings`` say which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +86,5 @@ class Comparison:
     attribution: tuple[Attribution, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...] = ()
+    gates: tuple[GateResult, ...] = ()
+    """What became of the limits set on the metrics."""

@@ -27,6 +27,7 @@ from fsdp_doctor.report.document import (
     Table,
     Tone,
 )
+from fsdp_doctor.report.gates import gates_section
 from fsdp_doctor.report.run_failure import failure_card
 from fsdp_doctor.report.words import (
     LEVEL_MEANINGS,
@@ -48,6 +49,7 @@ def comparison_document(
     notes = Footnotes()
     notes.add_all(comparison.warnings)
     sections = [
+        *gates_section(comparison.gates),
         _findings_section(comparison.findings),
         *_failed_sections(runs_a, runs_b),
         _sides_section(comparison, runs_a, runs_b),
