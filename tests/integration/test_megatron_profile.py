@@ -88,8 +88,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("megatron")
     specs = [write(folder, name, case) for name, case in CASES.items()]
     done = doctor("profile", *specs, "-o", folder / "runs", "--device", "cpu")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    return {name: load_run(folder / "runs" / name) for name in CASES}
+    runs = {name: load_run(folder / "runs" / name) for name in CASES}
+    failed = [how_it_ended(run) for run in runs.values() if run.manifest.status != "completed"]
+    assert not failed, "\n".join([*failed, done.stderr])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return runs
+
+
+def how_it_ended(run: Run) -> str:
+    """Everything a run tells about its end: the whole failure, warnings, both ranks' records."""
+    manifest = run.manifest
+    assert run.directory is not None
+    ends = [
+        f"rank {rank}: {record}"
+        for rank in manifest.ranks
+        for record in read_records(run.directory, rank)
+        if record["record"] in ("failure", "exit", "warning")
+    ]
+    return "\n".join([f"{manifest.name}: {manifest.status}, {manifest.failure}", *ends])
 
 
 def records(run: Run, kind: str) -> list[dict[str, Any]]:
@@ -147,8 +163,9 @@ def test_checkpoint_is_restored(runs: dict[str, Run], name: str) -> None:
     for series in runs[name].ranks:
         phases = {phase.phase for step in series.steps for phase in step.phases}
         assert {Phase.CHECKPOINT_SAVE, Phase.CHECKPOINT_LOAD} <= phases
-    assert runs[name].directory is not None
-    assert not (runs[name].directory / "checkpoint").exists()
+    directory = runs[name].directory
+    assert directory is not None
+    assert not (directory / "checkpoint").exists()
 
 
 def test_memory_is_told_apart(runs: dict[str, Run]) -> None:
