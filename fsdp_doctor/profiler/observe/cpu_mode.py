@@ -178,6 +178,7 @@ class StorageMode(TorchDispatchMode):
         ``operator``: what made it (anything whose ``str`` names it), or None.
         """
         with self._turn:
+            self._bury()  # a storage that died since may have had this one's identity
             identity = id(storage)
             key = self._keys.get(identity)
             if key is None:
