@@ -47,6 +47,7 @@ _FIXED = {
     "use_layer_wise_param_layout": True,
 }
 """What this tool's Megatron job always has (see ``training.megatron_model``), and defaults."""
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def installed_core() -> str | None:
@@ -127,29 +128,32 @@ def _default(name: str, core: tuple[int, ...]) -> Any:
     return None
 
 
-def rules_view(spec: ProfileSpec, *, versions: Mapping[str, str]) -> NativeConfig:
+def rules_view(
+    spec: ProfileSpec,
+    *,
+    versions: Mapping[str, str],
+    places: Mapping[str, NativeField] | None = None,
+) -> NativeConfig:
     """Return a spec as a config of Megatron-Bridge, whose rules then apply to it.
 
-    ``versions``: of megatron-core, torch, ... A checkpoint that the spec asks for has its format.
+    ``versions``: of megatron-core, torch, ... ``places``: the spec's keys as written, with their
+    file and line. A checkpoint that the spec asks for has its format.
     """
-    fields = {
-        path.removeprefix(PREFIX): NativeField(value=value)
-        for path, value in leaf_values(spec)
-        if path.startswith(PREFIX)
-    }
-    names = {name: path for name, path in _WORKLOAD.items() if name.startswith(("num", "hid"))}
+    known = places or {}
     flat = dict(leaf_values(spec))
-    fields |= {f"model.{name}": NativeField(value=flat[path]) for name, path in names.items()}
+    fields = {
+        name: _at(known.get(path), _megatron_value(path, flat[path]))
+        for name, path in rule_names(spec).items()
+    }
     fields["model.transformer_impl"] = NativeField(value="local")
-    fields["model.seq_length"] = NativeField(value=spec.workload.sequence_length)
     megatron = spec.config.megatron
     switch = megatron.dist.use_megatron_fsdp or megatron.ddp.use_megatron_fsdp
     for key in ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"):
-        fields[key] = NativeField(value=switch)
+        fields[key] = _at(fields[key], switch)
     if spec.checkpoint is not None:
-        fields["checkpoint.save"] = NativeField(value="checkpoint")
         written = "torch" if spec.checkpoint == "full" else spec.checkpoint
-        fields["checkpoint.ckpt_format"] = NativeField(value=written)
+        for key, value in (("save", "checkpoint"), ("ckpt_format", written)):
+            fields[f"checkpoint.{key}"] = _at(known.get("checkpoint"), value)
     return NativeConfig(
         format="spec",
         framework="megatron-bridge",
@@ -157,6 +161,26 @@ def rules_view(spec: ProfileSpec, *, versions: Mapping[str, str]) -> NativeConfi
         version="0.6.0",  # only the rules of its core are wanted; this one has no flaw of its own
         packages=dict(versions),
     )
+
+
+def rule_names(spec: ProfileSpec) -> dict[str, str]:
+    """Return the names that rules use (``ddp.bucket_size``) -> keys of a spec."""
+    paths = [path for path, _ in leaf_values(spec) if path.startswith(PREFIX)]
+    shape = {name: path for name, path in _WORKLOAD.items() if name.startswith(("num", "hid"))}
+    return {
+        **{path.removeprefix(PREFIX): path for path in paths},
+        **{f"model.{name}": path for name, path in shape.items()},
+        "model.seq_length": _WORKLOAD["seq_length"],
+    }
+
+
+def _at(place: NativeField | None, value: Any) -> NativeField:
+    return NativeField(value=value) if place is None else replace(place, value=value)
+
+
+def _megatron_value(path: str, value: Any) -> Any:
+    """Return a value as rules spell it: dtypes by Megatron's short names."""
+    return _DTYPES.get(value, value) if path.endswith("_dtype") else value
 
 
 def with_live(

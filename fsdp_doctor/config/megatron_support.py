@@ -20,6 +20,9 @@ from fsdp_doctor.model.spec import ProfileSpec
 WRONG = frozenset({"MG058", "MG059", "MV005"})
 """Rules of combinations that run and compute wrong gradients: reported, not refused."""
 
+BY_FORMAT = frozenset({"MG024", "MG025a"})
+"""Megatron's rules on checkpoint formats; where one speaks, this tool's own (MV003) need not."""
+
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "ddp": ("torch_dcp", "full"),
     "fsdp1": ("torch_dcp", "full"),
@@ -60,13 +63,13 @@ def broken_rules(
     ``fake``: as one rank of many, through a fake process group.
     """
     known = installed_versions() if versions is None else versions
-    found = list(_own_rules(spec, known, fake=fake))
+    found = list(own_rules(spec, known, fake=fake))
     if spec.config.strategy == "megatron":
         native = rules_view(spec, versions=known)
         result = check_config(native, job=Job(world_size=spec.world_size, versions=known))
         wanted = [v for v in result.violations if v.severity == "error" and _concerns(v, spec)]
         told = {v.rule for v in wanted}
-        if told & {"MG024", "MG025a"}:
+        if told & BY_FORMAT:
             found = [v for v in found if v.rule != "MV003"]
         found = [*wanted, *found]
     return found
@@ -96,9 +99,10 @@ def known_wrong(spec: ProfileSpec) -> list[Violation]:
     return [v for v in broken_rules(spec) if v.rule in WRONG]
 
 
-def _own_rules(
-    spec: ProfileSpec, versions: Mapping[str, str], *, fake: bool
+def own_rules(
+    spec: ProfileSpec, versions: Mapping[str, str], *, fake: bool = False
 ) -> Iterator[Violation]:
+    """Yield the rules of this tool's own that a spec breaks; see ``broken_rules``."""
     engine, core = engine_of(spec), versions.get("megatron-core")
     ddp = spec.config.megatron.ddp
     old = core is not None and not at_least(core, "0.19")

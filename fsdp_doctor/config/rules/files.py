@@ -23,6 +23,7 @@ from fsdp_doctor.redact import redact, redact_text
 INERT = "inert"
 """Rule of fields that the resolver knows to be without effect and no other rule speaks of."""
 _WRITTEN = frozenset({"file", "cli", "env"})
+_HOW = "how {} reads its config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,40 @@ def check_path(
         if checked.result.violations and checked.result.violations[0].severity == "error":
             return checked
         raise
-    return _checked(native, config, job)
+    return _with_megatron(_checked(native, config, job), native, path, job)
+
+
+def _with_megatron(
+    checked: CheckedConfig, native: NativeConfig, path: Path, job: Job
+) -> CheckedConfig:
+    """Add Megatron's rules where a spec, or a run's, is of a Megatron job."""
+    from fsdp_doctor.config.megatron_check import CORE, STRATEGIES, check_megatron
+    from fsdp_doctor.config.spec import load_spec, spec_from_mapping
+
+    if native.format not in ("spec", "run"):
+        return checked
+    recorded = native.format == "run"
+    spec = spec_from_mapping(native.nested, str(path)) if recorded else load_spec(path)
+    if spec.config.strategy not in STRATEGIES:
+        return checked
+    found = check_megatron(native, spec, job)
+    result = found.result
+    others = (
+        replace(v, source=_HOW.format(CORE)) if v.rule == INERT else v
+        for v in checked.result.violations
+    )
+    return replace(
+        checked,
+        framework=CORE,
+        version=found.version,
+        assumed=found.assumed,
+        result=replace(
+            result,
+            violations=(*result.violations, *others),
+            undecided=(*result.undecided, *checked.result.undecided),
+            checked=result.checked + checked.result.checked,
+        ),
+    )
 
 
 def _checked(native: NativeConfig, config: EffectiveConfig | None, job: Job) -> CheckedConfig:
@@ -123,7 +157,7 @@ def _inert_note(
         message=f"{first}{more}: without effect, because {reason}.",
         fix="Remove what has no effect, or change what keeps it from acting.",
         versions=config.version or "all",
-        source=f"how {config.framework} reads its config",
+        source=_HOW.format(config.framework),
         file=field.file if field else None,
         line=field.line if field else None,
     )
@@ -150,12 +184,15 @@ def _recorded_native(path: Path) -> NativeConfig:
             where=str(path),
             hint="it was recorded from a training loop of its own; give a config file instead",
         )
-    torch_version = manifest.environment.get("torch")
+    environment = manifest.environment
+    torch_version, core = environment.get("torch"), environment.get("megatron_core")
     return NativeConfig(
         format="run",
         framework="torch",
         fields=_flat(manifest.spec, ""),
         version=torch_version if isinstance(torch_version, str) else None,
+        packages={"megatron-core": core} if isinstance(core, str) else {},
+        nested=dict(manifest.spec),
     )
 
 
