@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fsdp_doctor.model.memory import Phase, TopAllocation
+from fsdp_doctor.model.work import StepTimeGuess, StepWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class RankEstimate:
     fits: dict[str, bool] = field(default_factory=dict)
     """Capacity in bytes, as text -> whether the run completes with that much to reserve."""
     events: int = 0
+    work: StepWork | None = None
+    """What its steady step does; None: not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +72,5 @@ class Estimate:
     assumptions: tuple[str, ...]
     outside_pytorch_bytes: tuple[int, int]
     ranks: tuple[RankEstimate, ...]
+    step_time: StepTimeGuess | None = None
+    """Of the slowest of these ranks; a first guess."""

@@ -19,7 +19,7 @@ from fsdp_doctor.report.document import (
     printable,
 )
 from fsdp_doctor.report.palette import category_order
-from fsdp_doctor.report.words import plural, share, size, size_range, words
+from fsdp_doctor.report.words import plural, share, size, size_range, time_range, words
 from fsdp_doctor.units import format_bytes
 
 Swept = tuple[str, Estimate]
@@ -51,6 +51,7 @@ def estimate_payload(estimate: Estimate) -> dict[str, Any]:
             }
             for rank in estimate.ranks
         ],
+        "step_time": estimate.step_time,
     }
 
 
@@ -77,7 +78,7 @@ def estimate_document(estimate: Estimate, name: str, sweep: Sequence[Swept] = ()
         sections.append(Section(title="What if", blocks=(table,)))
     for rank in estimate.ranks:
         sections.extend(_rank_sections(rank))
-    sections.append(Section(title="Assumptions", blocks=(Notes(items=estimate.assumptions),)))
+    sections.append(Section(title="Assumptions", blocks=(Notes(items=_assumptions(estimate)),)))
     ranks = plural(estimate.world_size, "rank")
     return Document(
         title=printable(name),
@@ -85,6 +86,11 @@ def estimate_document(estimate: Estimate, name: str, sweep: Sequence[Swept] = ()
         badge=_verdict(estimate.fits),
         sections=tuple(sections),
     )
+
+
+def _assumptions(estimate: Estimate) -> tuple[str, ...]:
+    guess = estimate.step_time
+    return estimate.assumptions + (() if guess is None else guess.assumptions)
 
 
 def _sweep(rows: Sequence[Swept]) -> Table:
@@ -131,6 +137,8 @@ def _answer(estimate: Estimate) -> Iterator[tuple[str, Cell]]:
     yield "memory of the GPU", size(estimate.memory_bytes)
     tone = _verdict(estimate.fits).tone
     yield "left over", Cell(format_bytes(estimate.headroom_bytes), tone)
+    if estimate.step_time is not None:
+        yield "step time", Cell(time_range(estimate.step_time.total), "muted")
 
 
 def _rank_sections(rank: RankEstimate) -> Iterator[Section]:

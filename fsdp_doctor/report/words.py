@@ -9,6 +9,7 @@ from typing import Any
 from fsdp_doctor.model.comparison import Metric
 from fsdp_doctor.model.config import ConfigValue
 from fsdp_doctor.model.run import Run, RunManifest
+from fsdp_doctor.model.work import TimeRange
 from fsdp_doctor.report.document import Cell, Tone
 from fsdp_doctor.units import format_bytes, format_relative, format_seconds
 
@@ -104,6 +105,11 @@ def size_range(bounds: tuple[int, int] | None) -> str:
         return UNKNOWN
     low, high = format_bytes(bounds[0]), format_bytes(bounds[1])
     return low if low == high else f"{low} .. {high}"
+
+
+def time_range(times: TimeRange) -> str:
+    """Return a range of seconds that is only a guess."""
+    return f"guess: {format_seconds(times.low_s)} .. {format_seconds(times.high_s)}"
 
 
 def share(part: float, whole: float) -> str:

@@ -8,6 +8,7 @@ mask. Kernels are registered for the CPU's dispatch keys, for the rest of the pr
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +19,15 @@ _FLASH_HEAD_DIM = 256
 """Largest head of the flash kernel (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``)."""
 
 
-def install() -> None:
+Note = Callable[[str, list[Any], list[Any]], None]
+"""Is told name, operands and outputs of a kernel that no operator shows."""
+_note: Note = lambda _name, _reads, _writes: None  # noqa: E731
+
+
+def install(note: Note = _note) -> None:
     """Register the kernels."""
+    global _note  # noqa: PLW0603 (kernels of a process are registered once)
+    _note = note
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     kernels = {"scaled_dot_product_attention": _attention, "dropout": _dropout}
@@ -92,14 +100,17 @@ class _FusedRMSNorm(torch.autograd.Function):
         output = torch.empty_like(x, dtype=dtype)
         deviation = torch.empty(shape, dtype=torch.float32, device=x.device)
         ctx.save_for_backward(x, deviation, *(() if weight is None else (weight,)))
+        _note("_fused_rms_norm", [x, weight], [output, deviation])
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Return gradients shaped like input and weight."""
         x, _, *weight = ctx.saved_tensors
         gradient = torch.empty_like(x)
-        return gradient, (torch.empty_like(weight[0]) if weight else None), None
+        of_weight = torch.empty_like(weight[0]) if weight else None
+        _note("_fused_rms_norm_backward", [*gradients, x, *weight], [gradient, of_weight])
+        return gradient, of_weight, None
 
 
 def _rms_norm(

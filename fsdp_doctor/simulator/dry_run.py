@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -74,7 +74,7 @@ def dry_run(
     observer = FakeObserver(workspace_bytes)
     compat.join_fake_group(rank, world_size)
     compat.install(observer)
-    cuda_like.install()
+    cuda_like.install(observer.work.kernel)
     cuda_autocast.install()
     context = RankContext(
         rank=rank, local_rank=0, world_size=world_size, device=compat.GPU, fake=True
@@ -89,7 +89,19 @@ def dry_run(
             loss = job.run_step(sink)
             del loss
         observer.stop()
+    _count_reductions(observer, spec)
     return DryRun(observer)
+
+
+def _count_reductions(observer: FakeObserver, spec: ProfileSpec) -> None:
+    """Tell the counter of work what DDP's reducer sends: no operator shows it."""
+    if spec.config.strategy != "ddp":
+        return
+    accumulation = spec.config.gradient_accumulation
+    times = accumulation.steps if accumulation.sync == "every_microbatch" else 1
+    part = 1 if spec.config.ddp.comm_hook == "none" else 2
+    sizes = [size // part for size in observer.work.buckets]
+    observer.work.reduce_buckets(sizes, spec.world_size, times)
 
 
 def _refuse_unsupported(spec: ProfileSpec) -> None:
@@ -127,7 +139,7 @@ def answer(request: DryRunRequest) -> DryRunAnswer:
         settings=AllocatorSettings(expandable_segments=request.expandable_segments),
         capacities=request.capacities,
     )
-    return DryRunAnswer(estimate=estimate)
+    return DryRunAnswer(estimate=replace(estimate, work=run.observer.work.work()))
 
 
 def main() -> int:

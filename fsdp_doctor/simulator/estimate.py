@@ -14,7 +14,9 @@ from fsdp_doctor.errors import DoctorError, InputError, MissingDependencyError
 from fsdp_doctor.gpus_table import GIB, GpuModel
 from fsdp_doctor.model.estimate import Estimate, RankEstimate
 from fsdp_doctor.model.spec import ProfileSpec
+from fsdp_doctor.model.work import StepTimeGuess
 from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest
+from fsdp_doctor.simulator.roofline import guess_step_time
 
 STEADY_STEPS = {"ddp": 3, "fsdp1": 2, "fsdp2": 2}
 """Steps until nothing changes: the first makes optimizer state, in DDP's second buckets are new."""
@@ -78,7 +80,13 @@ def estimate(
         assumptions=_assumptions(spec),
         outside_pytorch_bytes=outside,
         ranks=tuple(found),
+        step_time=_step_time(found, gpu),
     )
+
+
+def _step_time(ranks: Sequence[RankEstimate], gpu: GpuModel) -> StepTimeGuess | None:
+    guesses = [guess_step_time(rank.work, gpu.speed) for rank in ranks if rank.work is not None]
+    return max(guesses, key=lambda guess: guess.total.high_s, default=None)
 
 
 def outside_pytorch(spec: ProfileSpec) -> tuple[int, int]:

@@ -11,12 +11,13 @@ from torch.distributed.tensor import DTensor
 from fsdp_doctor.memory.events import Allocation, Label
 from fsdp_doctor.memory.mechanisms import by_frames
 from fsdp_doctor.memory.replay import StreamNotes
-from fsdp_doctor.model.memory import Category
+from fsdp_doctor.model.memory import Category, Phase
 from fsdp_doctor.profiler.observe.cpu_mode import StorageMode
 from fsdp_doctor.profiler.observe.cpu_tracker import CpuObserver
 from fsdp_doctor.profiler.observe.labels import plain_tensors
 from fsdp_doctor.simulator.compat import GPU, current_stream, in_backward, stream_number
 from fsdp_doctor.simulator.kernels import MATMULS, ON_GPU, scratch_bytes
+from fsdp_doctor.simulator.work import WorkCounter
 
 _aten: Any = torch.ops.aten
 _ADD = _aten.add.Tensor
@@ -62,6 +63,8 @@ class FakeStorageMode(StorageMode):
         if func is _PIN:
             func, kwargs = _aten.clone.default, {}
         result = func(*args, **(kwargs or {}))
+        if not self._suppressed:
+            self._observer.work.operator(func, args, kwargs or {}, result)
         if self._suppressed or result is None or isinstance(result, (int, float, bool)):
             return result
         with self._turn:
@@ -115,6 +118,12 @@ class FakeObserver(CpuObserver):
         self._workspace_bytes = workspace_bytes
         self._workspaces: set[tuple[bool, int]] = set()
         self.streams = StreamNotes()
+        self.work = WorkCounter()
+
+    def begin_phase(self, step: int, phase: Phase, microbatch: int = 0) -> None:
+        """Mark where a phase begins."""
+        super().begin_phase(step, phase, microbatch)
+        self.work.begin(step, phase.value)
 
     def born(self, key: int, size: int, operator: str | None, cast_of: int | None) -> None:
         """Log a storage's memory on the current stream."""
@@ -167,6 +176,7 @@ class FakeObserver(CpuObserver):
     def rebuild_buckets(self, sizes: list[int]) -> None:
         """DDP drops its buckets and makes new ones of these sizes."""
         as_views = False
+        self.work.buckets = sizes
         for key, allocation in list(self._live.items()):
             if allocation is not None and by_frames(allocation.frames) == DDP_BUCKET:
                 as_views |= allocation.label is not None

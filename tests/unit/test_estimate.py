@@ -95,7 +95,7 @@ def test_json_has_the_keys_of_the_contract() -> None:
     payload = estimate_payload(sample(None))
     assert set(payload) == {
         "world_size", "gpu", "memory_bytes", "fits", "headroom_bytes", "method", "assumptions",
-        "outside_pytorch_bytes", "ranks",
+        "outside_pytorch_bytes", "ranks", "step_time",
     }  # fmt: skip
     (rank,) = payload["ranks"]
     assert {"rank", "first_step", "steady", "top_allocations"} <= set(rank)

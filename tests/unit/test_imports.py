@@ -40,7 +40,18 @@ MAY_IMPORT = {
 """Package -> packages it may import, besides itself and the shared small files."""
 
 TRAINING_SIDE = ("training/", "profiler/", "simulator/")
-TORCH_FREE = ("launch", "plan", "ranks", "spawn", "supervise", "estimate", "request", "summarise")
+TORCH_FREE = (
+    "launch",
+    "plan",
+    "ranks",
+    "spawn",
+    "supervise",
+    "estimate",
+    "request",
+    "summarise",
+    "roofline",
+    "collectives",
+)
 HEAVY = {"torch", "pandas", "matplotlib", "scipy", "deepdiff"}
 
 
