@@ -39,11 +39,12 @@ def report_snapshots(
 ) -> None:
     """Print or write the report of snapshot files or directories of them."""
     from fsdp_doctor.memory.snapshot_analysis import analyse_ranks, worst
+    from fsdp_doctor.postmortem.diagnose import diagnose_snapshot
     from fsdp_doctor.report.snapshot_report import render_snapshots
 
     if output is not None:
         refuse_overwrite(output, force=force)
-    analyses = [analysis for path in paths for analysis in analyse_ranks(path)]
+    analyses = [diagnose_snapshot(found) for path in paths for found in analyse_ranks(path)]
     shown = worst(analyses)
     deliver(
         lambda chosen, **style: render_snapshots(analyses, shown, chosen, **style),
@@ -59,6 +60,7 @@ def compare_snapshot_files(
 ) -> int:
     """Print, and where asked write, the comparison of two snapshots; return the exit status."""
     from fsdp_doctor.memory.snapshot_compare import compare_snapshots
+    from fsdp_doctor.postmortem.snapshot_differences import explain_comparison
     from fsdp_doctor.report.base import format_of
     from fsdp_doctor.report.snapshot_report import render_snapshot_comparison
 
@@ -66,7 +68,9 @@ def compare_snapshot_files(
     if output is not None:
         refuse_overwrite(output, force=force)
     file_a, file_b = same_rank(a, b)
-    comparison = compare_snapshots(file_a.path, file_b.path, rank_a=file_a.rank, rank_b=file_b.rank)
+    comparison = explain_comparison(
+        compare_snapshots(file_a.path, file_b.path, rank_a=file_a.rank, rank_b=file_b.rank)
+    )
     if as_json:
         print_text(render_snapshot_comparison(comparison, "json"))
     else:

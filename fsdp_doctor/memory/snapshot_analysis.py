@@ -1,4 +1,4 @@
-"""Everything one snapshot tells: the function that commands call."""
+"""Everything one snapshot shows; ``postmortem`` says what it means."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.memory.snapshot_files import find_snapshots
-from fsdp_doctor.memory.snapshot_findings import find_causes
 from fsdp_doctor.memory.snapshot_growth import find_growth
 from fsdp_doctor.memory.snapshot_reader import ReadLimits, Snapshot, read_snapshot
 from fsdp_doctor.memory.snapshot_space import describe_space, explain_oom, ranges_at
@@ -86,7 +85,7 @@ def analyse_view(view: View, *, rank: int | None = None) -> SnapshotAnalysis:
     space = describe_space(snapshot, ranges, view.block)
     oom = None if at is None else explain_oom(snapshot, replay, at, len(refused), ranges)
     growth = find_growth(view, steps)
-    analysis = SnapshotAnalysis(
+    return SnapshotAnalysis(
         path=str(snapshot.path),
         rank=rank,
         device=replay.device,
@@ -103,9 +102,9 @@ def analyse_view(view: View, *, rank: int | None = None) -> SnapshotAnalysis:
         space=space,
         oom=oom,
         growth=growth,
+        units=len(set(view.places.units) - {None}),
         warnings=tuple(_warnings(view)),
     )
-    return find_causes(analysis)
 
 
 def _format(snapshot: Snapshot) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 
 from fsdp_doctor.memory.snapshot_analysis import analyse_view, load_view
 from fsdp_doctor.memory.snapshot_categories import CATEGORIES
-from fsdp_doctor.memory.snapshot_differences import explain
 from fsdp_doctor.memory.snapshot_view import View
 from fsdp_doctor.model.memory import Category, Phase
 from fsdp_doctor.model.snapshot import (
@@ -64,7 +63,7 @@ def compare_views(
     a = analyse_view(view_a, rank=rank_a)
     b = analyse_view(view_b, rank=rank_b)
     aligned, moment_a, moment_b = _align(view_a, view_b, a, b)
-    comparison = SnapshotComparison(
+    return SnapshotComparison(
         a=a,
         b=b,
         aligned=aligned,
@@ -74,7 +73,6 @@ def compare_views(
         stacks=_stacks(_held(view_a, moment_a.position), _held(view_b, moment_b.position)),
         warnings=(*(f"A: {w}" for w in a.warnings), *(f"B: {w}" for w in b.warnings)),
     )
-    return explain(comparison)
 
 
 def _align(

@@ -170,6 +170,8 @@ class SnapshotAnalysis:
     """At the failure, else at the end."""
     oom: OomEvent | None
     growth: Growth | None
+    units: int = 0
+    """FSDP units that annotations name."""
     findings: tuple[Finding, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -30,6 +30,10 @@ class Cause:
     changes: tuple[Change, ...]
     decide: str
     """Evidence that would confirm or exclude it."""
+    seen: str | None = None
+    """The claim where a memory snapshot shows it."""
+    remark: bool = False
+    """Whether it only goes with another cause: it comes last, as a note."""
 
 
 CAUSES: dict[str, Cause] = {
@@ -62,6 +66,7 @@ CAUSES: dict[str, Cause] = {
         ),
         "`fsdp-doctor estimate CONFIG --world-size N`: bytes of the state per rank "
         "before any activation",
+        seen="Parameters, gradients and optimizer state hold {held_state} of {held}",
     ),
     "activations": Cause(
         "Activations of forward, kept for backward, fill the device",
@@ -69,6 +74,7 @@ CAUSES: dict[str, Cause] = {
         (
             Change(
                 "activation checkpointing (recompute) of every layer",
+                saves="held_activations",
                 saves_text="most of allocated minus resident state",
                 cost="about a third more compute in a step",
             ),
@@ -82,8 +88,9 @@ CAUSES: dict[str, Cause] = {
                 saves_text="in proportion to the tokens of a rank",
             ),
         ),
-        "a memory snapshot at the peak, or one step with half the micro batch: "
-        "activations halve, state does not",
+        "one step with half the micro batch (activations halve, state does not), or a memory "
+        "snapshot at the peak",
+        seen="Activations, kept from forward for backward, hold {held_activations} of {held}",
     ),
     "logits": Cause(
         "Vocabulary-sized buffers of the loss: {request} were asked for where logits are handled",
@@ -101,6 +108,7 @@ CAUSES: dict[str, Cause] = {
             ),
         ),
         "tokens x vocabulary x 4 bytes against the failed request",
+        seen="Logits and what the loss makes of them hold {held_logits} of {held}",
     ),
     "fragmentation": Cause(
         "The pool is fragmented: {idle} lie idle in it, {request} were asked for",
@@ -146,6 +154,7 @@ CAUSES: dict[str, Cause] = {
             Change("gradient_as_bucket_view=True (DDP)", saves_text="one copy of the gradients"),
         ),
         "a memory snapshot: all-gather and reduce-scatter buffers alive at the peak",
+        seen="Gathered parameters and communication buffers hold {held_gathered} of {held}",
     ),
     "gradient-sync": Cause(
         "Gradients are kept whole between micro batches (no_sync)",
@@ -158,6 +167,7 @@ CAUSES: dict[str, Cause] = {
             ),
         ),
         "peak with accumulation 1 against the same with no_sync",
+        seen="Gradients that are not sharded hold {held_whole_gradients} of {held}",
     ),
     "stream-reuse": Cause(
         "Blocks freed on one stream cannot be used on another yet",
@@ -191,6 +201,7 @@ CAUSES: dict[str, Cause] = {
             ),
         ),
         "bytes of every model on a rank after set-up",
+        seen="A second copy of the model holds {held_copies} of {held}",
     ),
     "precision-upcast": Cause(
         "A tensor is copied to fp32",
@@ -335,6 +346,13 @@ CAUSES: dict[str, Cause] = {
             Change("ask for more memory (--mem, resources.limits.memory)"),
         ),
         "`dmesg`, `sacct -o MaxRSS`, or the pod's status: was it the OOM killer",
+    ),
+    "memory-limit": Cause(
+        "A limit of the process was reached, not the device's end",
+        ("torch.cuda.set_per_process_memory_fraction", "PYTORCH_CUDA_ALLOC_CONF"),
+        (Change("raise or drop the limit (set_per_process_memory_fraction)"),),
+        "the fraction that the job sets",
+        remark=True,
     ),
     "find-unused-parameters": Cause(
         "find_unused_parameters=True walks the whole graph every step and finds nothing",

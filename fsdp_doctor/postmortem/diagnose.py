@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from string import Formatter
-from typing import Any
+from typing import Any, Literal
 
 from fsdp_doctor.config.rules.evaluate import evaluate, truth
 from fsdp_doctor.config.rules.expression import Node, parse
+from fsdp_doctor.logs.scan import ScannedLogs
 from fsdp_doctor.model.finding import Advice, Evidence, Finding
+from fsdp_doctor.model.snapshot import SnapshotAnalysis
 from fsdp_doctor.postmortem.causes import CAUSES, Cause, Change
-from fsdp_doctor.postmortem.facts import Facts
+from fsdp_doctor.postmortem.facts import Facts, collect
 from fsdp_doctor.postmortem.rule import Rule
 from fsdp_doctor.postmortem.rules import DEFINITIONS, RULES
-from fsdp_doctor.postmortem.triage import Triage
+from fsdp_doctor.postmortem.snapshot_facts import SIZES
+from fsdp_doctor.postmortem.snapshots import failure_of
+from fsdp_doctor.postmortem.triage import Triage, moment_of
 from fsdp_doctor.units import format_bytes
 
 MAX_FINDINGS = 5
@@ -22,24 +27,29 @@ ENOUGH = 0.4
 """A first cause below this confidence is no answer."""
 _LEAST = 0.08
 _MOST = 0.97
-_SIZES = frozenset(
-    {
-        "requested",
-        "total",
-        "free",
-        "allocated",
-        "reserved",
-        "idle",
-        "others",
-        "outside",
-        "unseen",
-        "private",
-        "limit",
-        "first_bytes",
-        "last_bytes",
-        "grown",
-    }
+_SIZES = (
+    frozenset(
+        {
+            "requested",
+            "total",
+            "free",
+            "allocated",
+            "reserved",
+            "idle",
+            "others",
+            "outside",
+            "unseen",
+            "private",
+            "limit",
+            "first_bytes",
+            "last_bytes",
+            "grown",
+        }
+    )
+    | SIZES
 )
+GUESS = 0.3
+"""What is left of a guess's weight where a snapshot of the failure shows what it guesses."""
 
 
 @cache
@@ -61,8 +71,8 @@ def diagnose(facts: Facts, found: Triage) -> list[Finding]:
         if truth(evaluate(node, facts)) is True:
             held.setdefault(rule.cause, []).append(rule)
     ranked = sorted(
-        ((_confidence(rules), cause, rules) for cause, rules in held.items()),
-        key=lambda item: -item[0],
+        ((_confidence(rules, facts), cause, rules) for cause, rules in held.items()),
+        key=lambda item: (CAUSES[item[1]].remark, -item[0]),
     )
     return [
         _finding(cause, confidence, rules, facts, found)
@@ -71,8 +81,19 @@ def diagnose(facts: Facts, found: Triage) -> list[Finding]:
     ]
 
 
+def diagnose_snapshot(found: SnapshotAnalysis) -> SnapshotAnalysis:
+    """Return a snapshot with the causes that it speaks for by itself."""
+    failure = failure_of(found)
+    alone = Triage(failures=[failure], first=0) if failure is not None else Triage()
+    if failure is not None:
+        failure.moment = moment_of(failure)
+    facts = collect(ScannedLogs(), alone, {}, found)
+    return replace(found, findings=tuple(diagnose(facts, alone)))
+
+
 def _has_signs(facts: Facts) -> bool:
-    return any(facts.value(name) for name in ("growth", "flushes", "mixed_grad", "unused_flag"))
+    names = ("growth", "flushes", "mixed_grad", "unused_flag", "snapshot")
+    return any(facts.value(name) for name in names)
 
 
 def _add_growth(facts: Facts) -> None:
@@ -87,35 +108,57 @@ def _add_growth(facts: Facts) -> None:
         }
 
 
-def _confidence(rules: list[Rule]) -> float:
+def _confidence(rules: list[Rule], facts: Facts) -> float:
     """Add up independent evidence; what speaks against takes a part away."""
+    weights = [_weight(rule, facts) for rule in rules]
     doubt = 1.0
-    for rule in rules:
-        if rule.weight > 0:
-            doubt *= 1 - rule.weight
+    for weight in weights:
+        if weight > 0:
+            doubt *= 1 - weight
     confidence = 1 - doubt
-    for rule in rules:
-        if rule.weight < 0:
-            confidence *= 1 + rule.weight
+    for weight in weights:
+        if weight < 0:
+            confidence *= 1 + weight
     return round(min(confidence, _MOST), 3)
+
+
+def _weight(rule: Rule, facts: Facts) -> float:
+    weight = rule.weight
+    if rule.times is not None:
+        weight *= min(max(float(facts.value(rule.times) or 0.0), 0.0), 1.0)
+    return weight * GUESS if rule.guess and facts.value("refused") else weight
 
 
 def _finding(
     name: str, confidence: float, rules: list[Rule], facts: Facts, found: Triage
 ) -> Finding:
     cause = CAUSES[name]
+    evidence = [_evidence(rule, facts, found) for rule in rules]
+    if any(rule.source == "snapshot" and rule.weight > 0 for rule in rules):
+        evidence += facts.details.get(name, ())
     return Finding(
         cause=name,
-        claim=_claim(cause, facts),
+        claim=_claim(cause, rules, facts),
         confidence=confidence,
-        severity="error" if confidence >= ENOUGH else "note",
-        evidence=tuple(_evidence(rule, facts, found) for rule in rules),
+        severity=_severity(cause, confidence, facts),
+        evidence=tuple(evidence),
         flags=_flags(cause, facts),
         advice=tuple(_advice(change, facts) for change in cause.changes),
     )
 
 
-def _claim(cause: Cause, facts: Facts) -> str:
+def _severity(cause: Cause, confidence: float, facts: Facts) -> Literal["error", "warning", "note"]:
+    """Return how grave it is; what merely fills the memory of a job that runs is a note."""
+    if cause.remark or confidence < ENOUGH:
+        return "note"
+    if facts.value("kind") is None and facts.value("snapshot"):
+        return "note" if cause.seen else "warning"
+    return "error"
+
+
+def _claim(cause: Cause, rules: list[Rule], facts: Facts) -> str:
+    if cause.seen and any(rule.times and rule.source == "snapshot" for rule in rules):
+        return _filled(cause.seen, facts)
     names = [name for _, name, _, _ in Formatter().parse(cause.claim) if name]
     if any(facts.value(_alias(name)) is None for name in names):
         # a claim without its numbers: cut the part that has them
@@ -154,11 +197,20 @@ def _evidence(rule: Rule, facts: Facts, found: Triage) -> Evidence:
             text=_filled(rule.because, facts), file=note.file, line=note.line, rank=note.rank
         )
     value = facts.value(rule.bytes) if rule.bytes else None
+    if rule.source == "snapshot" and facts.snapshot is not None:
+        shown = facts.snapshot
+        return Evidence(
+            text=_filled(rule.because, facts),
+            file=shown.path,
+            rank=shown.rank,
+            step=shown.focus.step,
+            bytes=int(value) if value is not None else None,
+        )
     growth = facts.growth if rule.cause == "leak" and rule.when == "growth" else None
     return Evidence(
         text=_filled(rule.because, facts),
         file=failure.file if failure and growth is None else None,
-        line=failure.line if failure and growth is None else None,
+        line=failure.line if failure and failure.line and growth is None else None,
         rank=growth.rank if growth else failure.rank if failure else None,
         step=failure.iteration if failure else None,
         bytes=int(value) if value is not None else None,
@@ -201,15 +253,19 @@ def verdict(findings: list[Finding], facts: Mapping[str, Any], *, failed: bool) 
     first = findings[0]
     enough = first.confidence >= ENOUGH
     text = first.claim if enough else f"not enough evidence; best guess: {first.claim}"
-    decide = None
+    decide: str | None = None
     if len(findings) > 1 and findings[1].confidence > first.confidence - 0.5:
-        second = findings[1]
-        decide = (
-            f"{first.cause} or {second.cause}: {CAUSES[first.cause].decide}; "
-            f"{CAUSES[second.cause].decide}"
-        )
+        second = findings[1].cause
+        means = [known for c in (first.cause, second) if (known := _means(c, facts))]
+        decide = f"{first.cause} or {second}: {'; '.join(means)}" if means else None
     elif not enough:
-        decide = CAUSES[first.cause].decide
+        decide = _means(first.cause, facts)
     if not enough and not facts.get("has_frames"):
-        decide = f"the traceback above the message; {decide}"
+        decide = "; ".join(filter(None, ("the traceback above the message", decide)))
     return {"enough": enough, "text": text, "decide": decide}
+
+
+def _means(cause: str, facts: Mapping[str, Any]) -> str | None:
+    """Return what would decide for a cause, unless it is a snapshot, which is there."""
+    text = CAUSES[cause].decide
+    return None if facts.get("refused") and text.startswith("a memory snapshot") else text

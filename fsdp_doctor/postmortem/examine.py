@@ -1,9 +1,10 @@
-"""Logs and, perhaps, a config in; failures, history and findings out."""
+"""Logs, snapshots, a run, perhaps a config in; failures, history and findings out."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 from fsdp_doctor.config.load import load_config
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.logs.scan import ScannedLogs, scan_logs
-from fsdp_doctor.logs.sources import find_logs
+from fsdp_doctor.logs.sources import LogFile, find_logs
+from fsdp_doctor.memory.snapshot_files import SUFFIXES, is_snapshot
 from fsdp_doctor.model.finding import Finding
+from fsdp_doctor.model.snapshot import SnapshotAnalysis
 from fsdp_doctor.postmortem.diagnose import diagnose, verdict
 from fsdp_doctor.postmortem.facts import Facts, collect
+from fsdp_doctor.postmortem.snapshots import join_failures, of_failure, read_snapshots
 from fsdp_doctor.postmortem.triage import Triage, triage
 
 _PAIR = re.compile(
@@ -34,21 +38,33 @@ class PostMortem:
     """``enough``, ``text``, ``decide``."""
     warnings: list[str] = field(default_factory=list)
     config_name: str | None = None
+    snapshots: list[SnapshotAnalysis] = field(default_factory=list)
+    snapshot: SnapshotAnalysis | None = None
+    """The one that tells of the first failure."""
 
 
-def examine(paths: Sequence[Path], config: Path | None = None) -> PostMortem:
-    """Read the logs (files, directories, ``-``) and say what happened.
+def examine(
+    paths: Sequence[Path], config: Path | None = None, snapshots: Sequence[Path] = ()
+) -> PostMortem:
+    """Read logs and memory snapshots and say what happened.
 
-    Raises InputError when the logs or the config cannot be read.
+    ``paths`` are files, directories or ``-``; snapshots among them are taken as such, and so are
+    those in a directory of logs. ``snapshots`` must be snapshots.
+
+    Raises InputError when the logs, a snapshot or the config cannot be read.
     """
-    files, skipped = find_logs(paths)
+    given = [path for path in paths if _is_snapshot_file(path)]
+    files, skipped, inside = _logs(paths, [*given, *snapshots])
     settings, config_warnings = config_settings(config) if config else ({}, [])
-    logs = scan_logs(files)
+    shown = read_snapshots([*given, *snapshots]) + _inside(inside)
+    logs = scan_logs(files) if files else ScannedLogs()
+    join_failures(logs.failures, shown)
     found = triage(logs)
-    facts = collect(logs, found, settings)
+    snapshot = of_failure(shown, found.primary) if shown else None
+    facts = collect(logs, found, settings, snapshot)
     findings = diagnose(facts, found)
     failed = found.primary is not None or logs.tracebacks
-    warnings = [*logs.warnings, *config_warnings]
+    warnings = [*logs.warnings, *config_warnings, *(snapshot.warnings if snapshot else ())]
     if skipped:
         names = ", ".join(Path(name).name for name in skipped[:3])
         warnings.append(f"{len(skipped)} files are no logs and were left out ({names} ...)")
@@ -62,7 +78,52 @@ def examine(paths: Sequence[Path], config: Path | None = None) -> PostMortem:
         verdict=verdict(findings, facts.values, failed=failed),
         warnings=warnings,
         config_name=str(config) if config else None,
+        snapshots=shown,
+        snapshot=snapshot,
     )
+
+
+def _is_snapshot_file(path: Path) -> bool:
+    """Whether a path is a snapshot by its name, or a pickle by its first bytes (not gzip: that is
+    what logs are packed with).
+    """
+    if str(path) == "-" or not path.is_file():
+        return False
+    if path.name.lower().endswith(SUFFIXES):
+        return True
+    with path.open("rb") as file:
+        head = file.read(2)
+    return head[:1] == b"\x80" and head[1:] in (b"\x02", b"\x03", b"\x04", b"\x05")
+
+
+def _logs(
+    paths: Sequence[Path], snapshots: Sequence[Path]
+) -> tuple[list[LogFile], list[str], list[Path]]:
+    """Return the logs, what was left out, and the folders that hold snapshots beside them."""
+    given = {path.absolute() for path in snapshots}
+    others = [path for path in paths if path.absolute() not in given]
+    inside = [path for path in others if path.is_dir() and is_snapshot(path)]
+    if not others:
+        if not snapshots:
+            raise InputError("nothing to read", hint="give logs, a snapshot, or both")
+        return [], [], []
+    try:
+        files, skipped = find_logs(others)
+    except InputError:
+        if not inside:
+            raise
+        files, skipped = [], []
+    left = [name for name in skipped if not name.lower().endswith(SUFFIXES)]
+    return files, left, inside
+
+
+def _inside(folders: Sequence[Path]) -> list[SnapshotAnalysis]:
+    """Snapshots that lie beside logs: one that cannot be read is no reason to give up."""
+    found: list[SnapshotAnalysis] = []
+    for folder in folders:
+        with suppress(InputError):
+            found += read_snapshots([folder])
+    return found
 
 
 def config_settings(path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -10,6 +10,9 @@ from typing import Any
 from fsdp_doctor.logs.history import Growth, growths
 from fsdp_doctor.logs.records import Failure, Note
 from fsdp_doctor.logs.scan import ScannedLogs
+from fsdp_doctor.model.finding import Evidence
+from fsdp_doctor.model.snapshot import SnapshotAnalysis
+from fsdp_doctor.postmortem.snapshot_facts import snapshot_details, snapshot_facts
 from fsdp_doctor.postmortem.triage import Triage
 
 _RETRIED = "during handling of the above exception"
@@ -32,6 +35,10 @@ class Facts:
     config_keys: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Note] = field(default_factory=dict)
     """Last note of each name."""
+    snapshot: SnapshotAnalysis | None = None
+    """Where the facts about what fills the device come from."""
+    details: dict[str, tuple[Evidence, ...]] = field(default_factory=dict)
+    """Cause -> what in the snapshot its evidence rests on."""
 
     def note_for(self, condition: str) -> Note | None:
         """Return the line a condition over notes rests on."""
@@ -57,8 +64,13 @@ class Facts:
         return False
 
 
-def collect(logs: ScannedLogs, found: Triage, config: Mapping[str, Any]) -> Facts:
-    """Return the evidence about the first failure, the job's history and its config."""
+def collect(
+    logs: ScannedLogs,
+    found: Triage,
+    config: Mapping[str, Any],
+    snapshot: SnapshotAnalysis | None = None,
+) -> Facts:
+    """Return the evidence: first failure, the job's history, its config, a memory snapshot."""
     failure = found.primary
     growth = next(growths(logs.history), None)
     values: dict[str, Any] = {
@@ -78,8 +90,27 @@ def collect(logs: ScannedLogs, found: Triage, config: Mapping[str, Any]) -> Fact
         values["same_device"] = _same_device(found, failure)
     if failure is None and logs.tracebacks:
         values |= _cut_traceback(logs)
-    notes = {note.name: note for note in logs.notes}
-    return Facts(values, growth, dict(config), notes)
+    facts = Facts(values, growth, dict(config), {note.name: note for note in logs.notes})
+    if snapshot is not None:
+        add_snapshot(facts, snapshot)
+    return facts
+
+
+def add_snapshot(facts: Facts, snapshot: SnapshotAnalysis) -> None:
+    """Add what a snapshot shows; where no failure is known its moment of interest stands for it."""
+    values = facts.values
+    total, free = values.get("total"), values.get("free")
+    own = None
+    if total and free is not None and not values.get("limited"):
+        own = min((snapshot.focus.reserved_bytes + free) / total, 1.0)
+    shown = snapshot_facts(snapshot, own)
+    if values.get("phase") is None:
+        values["phase"] = str(snapshot.focus.phase)
+    if values.get("expandable") is None and "expandable_segments:true" in values.get("config", ""):
+        shown["expandable"] = True
+    facts.values = values | shown
+    facts.snapshot = snapshot
+    facts.details = snapshot_details(snapshot)
 
 
 def _notes(logs: ScannedLogs) -> dict[str, Any]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import to_builtins
+
 from fsdp_doctor.logs.history import RankHistory
 from fsdp_doctor.logs.records import Failure
+from fsdp_doctor.model.snapshot import SnapshotAnalysis
 from fsdp_doctor.postmortem.examine import PostMortem
-from fsdp_doctor.redact import redact_text
+from fsdp_doctor.postmortem.snapshots import FORM
+from fsdp_doctor.redact import redact, redact_text
 
 _CONTRACT = (
     "kind",
@@ -71,11 +75,26 @@ def postmortem_payload(result: PostMortem) -> dict[str, Any]:
                 if one.lines
             ],
         },
+        "snapshot": redact(to_builtins(result.snapshot)),
+        "snapshots": [_brief(found) for found in result.snapshots],
         "logs": {
             "files": result.logs.files,
             "bytes": result.logs.bytes,
             "lines": result.logs.lines,
         },
+    }
+
+
+def _brief(found: SnapshotAnalysis) -> dict[str, Any]:
+    """Return what tells one rank's snapshot from another's."""
+    return {
+        "path": redact_text(found.path),
+        "rank": found.rank,
+        "peak_allocated_bytes": found.peak.allocated_bytes,
+        "peak_reserved_bytes": found.peak_reserved_bytes,
+        "refused_bytes": found.oom.requested_bytes if found.oom else None,
+        "phase": found.focus.phase,
+        "categories": found.focus.categories,
     }
 
 
@@ -85,7 +104,8 @@ def failure_payload(failure: Failure) -> dict[str, Any]:
     values["processes"] = [{"pid": pid, "bytes": size} for pid, size in failure.processes]
     values["frames"] = [redact_text(frame) for frame in failure.frames]
     values["message"] = redact_text(failure.text)
-    values["source"] = {"file": redact_text(failure.file), "line": failure.line}
+    line = failure.line if failure.form != FORM else None
+    values["source"] = {"file": redact_text(failure.file), "line": line}
     return values
 
 

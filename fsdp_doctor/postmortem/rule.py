@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +17,9 @@ class Rule:
     """The evidence in words, formatted with the facts."""
     bytes: str | None = None
     """Name of the fact whose bytes the evidence carries."""
+    times: str | None = None
+    """Name of a fact from 0 to 1 that the weight is multiplied by: how much of it there is."""
+    guess: bool = False
+    """Whether it infers from the place of a failure what filled the device: a memory snapshot of
+    the failure, which shows it, leaves it little weight."""
+    source: Literal["log", "snapshot"] = "log"

@@ -10,7 +10,7 @@ Weights are judgement: above 0.7 the evidence names the mechanism (a frame, a co
 
 from __future__ import annotations
 
-from fsdp_doctor.postmortem import rules_device, rules_host
+from fsdp_doctor.postmortem import rules_device, rules_host, rules_snapshot
 from fsdp_doctor.postmortem.rule import Rule
 
 DEFINITIONS: dict[str, str] = {
@@ -40,4 +40,4 @@ DEFINITIONS: dict[str, str] = {
 }
 """Names that stand for conditions."""
 
-RULES: tuple[Rule, ...] = (*rules_host.RULES, *rules_device.RULES)
+RULES: tuple[Rule, ...] = (*rules_host.RULES, *rules_device.RULES, *rules_snapshot.RULES)

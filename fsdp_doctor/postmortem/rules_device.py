@@ -81,6 +81,7 @@ RULES: tuple[Rule, ...] = (
         0.25,
         "a single request of {requested}: the size of logits",
         "requested",
+        guess=True,
     ),
     Rule(
         "optimizer-temporaries",
@@ -126,6 +127,7 @@ RULES: tuple[Rule, ...] = (
         "kind == 'device_oom' and moment == 'first_step' and phase != 'optimizer'",
         0.4,
         "it came in the first step",
+        guess=True,
     ),
     Rule(
         "state-does-not-fit",
@@ -133,6 +135,7 @@ RULES: tuple[Rule, ...] = (
         0.3,
         "{allocated} are allocated on a device of {total}",
         "allocated",
+        guess=True,
     ),
     Rule(
         "state-does-not-fit",
@@ -141,6 +144,7 @@ RULES: tuple[Rule, ...] = (
         0.25,
         "{allocated} are allocated on a device of {total}",
         "allocated",
+        guess=True,
     ),
     Rule(
         "state-does-not-fit",
@@ -148,6 +152,7 @@ RULES: tuple[Rule, ...] = (
         "'steady' and not growth and phase in ['unknown', 'forward', 'backward', 'data']",
         0.28,
         "no step was finished according to the logs",
+        guess=True,
     ),
     Rule(
         "state-does-not-fit",
@@ -160,14 +165,22 @@ RULES: tuple[Rule, ...] = (
         "device_kind and computing and moment == 'steady'",
         0.45,
         "it came in phase {phase} after steps that fitted",
+        guess=True,
     ),
     Rule(
         "activations",
         "device_kind and computing and moment != 'steady'",
         0.3,
         "it came in phase {phase}",
+        guess=True,
     ),
-    Rule("activations", "device_kind and layer_words and computing", 0.2, "in the code of a layer"),
+    Rule(
+        "activations",
+        "device_kind and layer_words and computing",
+        0.2,
+        "in the code of a layer",
+        guess=True,
+    ),
     Rule(
         "activations",
         "kind == 'device_oom' and full and moment in ['steady', 'unknown'] and phase in "
@@ -175,6 +188,7 @@ RULES: tuple[Rule, ...] = (
         0.25,
         "{allocated} are live tensors",
         "allocated",
+        guess=True,
     ),
     Rule(
         "activations",
@@ -193,12 +207,14 @@ RULES: tuple[Rule, ...] = (
         "device_kind and moment == 'steady' and scope == 'one_rank'",
         0.2,
         "only one rank failed, as with a longer batch",
+        guess=True,
     ),
     Rule(
         "activations",
         "kind == 'device_oom' and phase == 'unknown' and moment == 'unknown'",
         0.12,
         "nothing tells the phase",
+        guess=True,
     ),
     Rule(
         "fragmentation",
@@ -206,12 +222,14 @@ RULES: tuple[Rule, ...] = (
         0.6,
         "{idle} lie idle in the pool for a request of {requested}",
         "idle",
+        guess=True,
     ),
     Rule(
         "fragmentation",
         "fragmentation == 'yes' and moment == 'steady'",
         0.3,
         "and earlier steps fitted",
+        guess=True,
     ),
     Rule(
         "fragmentation",
@@ -231,6 +249,7 @@ RULES: tuple[Rule, ...] = (
         0.3,
         "idle and free together would have been enough",
         "idle",
+        guess=True,
     ),
     Rule(
         "fragmentation",

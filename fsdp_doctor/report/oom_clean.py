@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 from fsdp_doctor.postmortem import PostMortem
 from fsdp_doctor.redact import redact_text, short_path
@@ -13,6 +15,9 @@ _ASSIGNED = re.compile(
     r"(?i)\b(\w*(?:token|secret|password|passwd|api_?key|credential)\w*)(\s*[=:]\s*)(\S+)"
 )
 MAX_TEXT = 600
+_Part = TypeVar("_Part")
+_KEPT = frozenset({"tone", "kind", "only", "color", "title_tone"})
+"""Fields that steer the layout; they hold no text of a job."""
 
 
 class Cleaner:
@@ -55,3 +60,23 @@ def _shortened(path: str) -> str:
     if inside != path:
         return inside
     return path.rstrip("/").rpartition("/")[2] or "..."
+
+
+def cleaned(part: _Part, cleaner: Cleaner) -> _Part:
+    """Return a document, or a part of one, with all its text cleaned."""
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    changes = {
+        field.name: _clean_value(getattr(part, field.name), cleaner)
+        for field in fields(part)
+        if field.name not in _KEPT
+    }
+    return replace(part, **changes)
+
+
+def _clean_value(value: Any, cleaner: Cleaner) -> Any:
+    if isinstance(value, str):
+        return "\n".join(cleaner.text(line) for line in value.split("\n"))
+    if isinstance(value, tuple):
+        return tuple(_clean_value(item, cleaner) for item in value)
+    return cleaned(value, cleaner)

@@ -23,7 +23,8 @@ from fsdp_doctor.report.document import (
 )
 from fsdp_doctor.report.json_format import encode_envelope
 from fsdp_doctor.report.oom_answer import advice_text, answer_lines, failure_title
-from fsdp_doctor.report.oom_clean import Cleaner
+from fsdp_doctor.report.oom_clean import Cleaner, cleaned
+from fsdp_doctor.report.oom_snapshot import snapshot_sections
 from fsdp_doctor.report.oom_tables import failures_table, history_table, numbers_facts
 from fsdp_doctor.report.words import optional, plural
 from fsdp_doctor.units import format_bytes
@@ -40,7 +41,7 @@ def render_postmortem(result: PostMortem, fmt: str, **style: Any) -> str:
     renderer = renderer_for(fmt, **style)
     assert isinstance(renderer, DocumentRenderer)
     cleaner = Cleaner(result, for_others=fmt in ("html", "markdown"))
-    return renderer.render_document(postmortem_document(result, cleaner))
+    return renderer.render_document(cleaned(postmortem_document(result, cleaner), cleaner))
 
 
 def postmortem_document(result: PostMortem, cleaner: Cleaner) -> Document:
@@ -53,6 +54,7 @@ def postmortem_document(result: PostMortem, cleaner: Cleaner) -> Document:
         ),
         _findings_section(result, cleaner),
         *_failure_section(result, cleaner),
+        *snapshot_sections(result),
         *_all_failures(result, cleaner),
         *_history(result),
         *_warnings(result, cleaner),
@@ -67,9 +69,13 @@ def postmortem_document(result: PostMortem, cleaner: Cleaner) -> Document:
 
 def _subtitle(result: PostMortem) -> str:
     logs = result.logs
-    parts = [plural(logs.files, "file"), plural(logs.lines, "line"), format_bytes(logs.bytes)]
+    parts = []
+    if logs.files:
+        parts = [plural(logs.files, "file"), plural(logs.lines, "line"), format_bytes(logs.bytes)]
     if logs.history.lines:
         parts.append(plural(logs.history.lines, "iteration or memory line"))
+    if result.snapshots:
+        parts.append(plural(len(result.snapshots), "memory snapshot"))
     return "from " + ", ".join(parts)
 
 
@@ -93,7 +99,8 @@ def _tiles(result: PostMortem) -> tuple[Tile, ...]:
 
 def _findings_section(result: PostMortem, cleaner: Cleaner) -> Section:
     blocks: list[Block] = [
-        _card(finding, cleaner, full=index < 2) for index, finding in enumerate(result.findings)
+        _card(finding, cleaner, {found.path for found in result.snapshots}, full=index < 2)
+        for index, finding in enumerate(result.findings)
     ]
     if not blocks:
         blocks.append(Prose(text=result.verdict["text"], tone="muted"))
@@ -102,11 +109,12 @@ def _findings_section(result: PostMortem, cleaner: Cleaner) -> Section:
     return Section(title="Causes, most likely first", blocks=tuple(blocks))
 
 
-def _card(finding: Finding, cleaner: Cleaner, *, full: bool) -> Card:
+def _card(finding: Finding, cleaner: Cleaner, snapshots: set[str], *, full: bool) -> Card:
     """Return a finding; of the less likely only the first advice."""
     lines = []
     for evidence in finding.evidence:
-        place = cleaner.place(evidence.file, evidence.line)
+        place = "snapshot" if evidence.file in snapshots else None
+        place = place or cleaner.place(evidence.file, evidence.line)
         size = format_bytes(evidence.bytes) if evidence.bytes is not None else ""
         extra = ", ".join(part for part in (place, size) if part)
         lines.append(

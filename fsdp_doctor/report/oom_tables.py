@@ -33,7 +33,7 @@ def numbers_facts(failure: Failure, cleaner: Cleaner) -> Facts:
     """Return what is known of one failure."""
     items = [
         ("kind", Cell(f"{failure.kind} ({kind_text(failure)})")),
-        ("place", Cell(cleaner.place(failure.file, failure.line))),
+        ("place", Cell(cleaner.place(failure.file, failure.line or None))),
         ("time", Cell(_time(failure.time))),
         ("wording", Cell(f"{failure.form} {failure.backend or ''}".strip())),
     ]
@@ -67,7 +67,7 @@ def failures_table(result: PostMortem, cleaner: Cleaner) -> Table:
                 Cell(failure.phase.replace("_", " ")),
                 Cell(format_bytes(failure.requested_bytes)),
                 Cell(_time(failure.time)),
-                Cell(cleaner.place(failure.file, failure.line)),
+                Cell(cleaner.place(failure.file, failure.line or None)),
             )
         )
     hidden = len(failures) - len(rows)

@@ -9,6 +9,7 @@ from fsdp_doctor.model.memory import TopAllocation
 from fsdp_doctor.model.snapshot import Moment, SnapshotAnalysis
 from fsdp_doctor.redact import redact_text
 from fsdp_doctor.report.document import Block, Card, Line, Prose, Section, Tone
+from fsdp_doctor.report.oom_answer import advice_text
 from fsdp_doctor.report.words import words
 from fsdp_doctor.units import format_bytes
 
@@ -26,16 +27,7 @@ def _card(finding: Finding) -> Card:
     for evidence in finding.evidence:
         size = "" if evidence.bytes is None else f" [{format_bytes(evidence.bytes)}]"
         lines.append(Line(label="evidence", text=redact_text(evidence.text) + size))
-    for advice in finding.advice:
-        extra = "; ".join(
-            part
-            for part in (
-                advice.saves_text or "",
-                f"cost: {advice.cost}" if advice.cost else "",
-            )
-            if part
-        )
-        lines.append(Line(label="do", text=advice.change + (f" ({extra})" if extra else "")))
+    lines += [Line(label="do", text=advice_text(advice)) for advice in finding.advice]
     return Card(
         title=finding.claim,
         tone=TONES[finding.severity],

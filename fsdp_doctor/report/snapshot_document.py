@@ -48,12 +48,12 @@ def snapshots_document(analyses: Sequence[SnapshotAnalysis], shown: SnapshotAnal
     oom = shown.oom
     sections = [findings_section(shown.findings, "Nothing stands out.")]
     if oom is not None:
-        sections.append(_oom_section(shown, oom))
+        sections.append(request_section(shown, oom))
     if len(analyses) > 1:
-        sections.append(_ranks(analyses, shown))
+        sections.append(ranks_section(analyses, shown))
     sections += [
         Section(title="Snapshot", blocks=(_header(shown),)),
-        _categories(shown),
+        categories_section(shown),
         *tops_section(shown),
         *steps_section(shown),
         *growth_section(shown),
@@ -74,7 +74,8 @@ def snapshots_document(analyses: Sequence[SnapshotAnalysis], shown: SnapshotAnal
     )
 
 
-def _oom_section(shown: SnapshotAnalysis, oom: OomEvent) -> Section:
+def request_section(shown: SnapshotAnalysis, oom: OomEvent) -> Section:
+    """Return the refused request beside what was free, where, and why none of it served."""
     focus = shown.focus
     pool = "" if oom.pool == (0, 0) else f", private pool {oom.pool}"
     items = [
@@ -99,7 +100,8 @@ def _oom_section(shown: SnapshotAnalysis, oom: OomEvent) -> Section:
     return Section(title="The request that failed", blocks=(Facts(items=tuple(items)),))
 
 
-def _ranks(analyses: Sequence[SnapshotAnalysis], shown: SnapshotAnalysis) -> Section:
+def ranks_section(analyses: Sequence[SnapshotAnalysis], shown: SnapshotAnalysis) -> Section:
+    """Return one row for each rank, the one shown first."""
     rows = tuple(
         (
             Cell(UNKNOWN if a.rank is None else str(a.rank), "strong" if a is shown else "plain"),
@@ -145,7 +147,8 @@ def _header(shown: SnapshotAnalysis) -> Facts:
     return Facts(items=tuple(items))
 
 
-def _categories(shown: SnapshotAnalysis) -> Section:
+def categories_section(shown: SnapshotAnalysis) -> Section:
+    """Return what filled the memory at the moment of interest, and over time around it."""
     focus = shown.focus
     where = "when the request failed" if shown.oom else "at the peak"
     rows = [

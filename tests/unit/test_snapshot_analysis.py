@@ -25,6 +25,7 @@ from fsdp_doctor.memory.snapshot_reader import read_snapshot
 from fsdp_doctor.memory.snapshot_space import driver_bytes
 from fsdp_doctor.memory.timeline import alive, by_category, level_curve
 from fsdp_doctor.model.memory import Category, Phase
+from fsdp_doctor.postmortem.diagnose import diagnose_snapshot
 
 MiB = maker.MiB
 REAL = Path(__file__).parents[3] / "shared" / "snapshots"
@@ -38,7 +39,8 @@ def analyse_fixture(tmp_path):
     """A function from a maker to its analysis."""
 
     def run(job: maker.Maker):
-        return analyse_snapshot(maker.write(job.snapshot(), tmp_path / "s.pickle"))
+        path = maker.write(job.snapshot(), tmp_path / "s.pickle")
+        return diagnose_snapshot(analyse_snapshot(path))
 
     return run
 
@@ -274,7 +276,7 @@ def test_gzip_is_read(tmp_path):
     plain = analyse_snapshot(maker.write(snapshot, tmp_path / "s.pickle"))
     packed = analyse_snapshot(maker.write(snapshot, tmp_path / "s.pickle.gz"))
     assert packed.peak == plain.peak
-    assert packed.findings[0].claim == plain.findings[0].claim
+    assert packed.focus == plain.focus
 
 
 @pytest.mark.parametrize(
@@ -402,7 +404,7 @@ def test_space_adds_up(actions, failed, tmp_path):
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "ddp_oom", "fsdp2_oom"])
 def test_real_snapshots(name):
     """Recorded on two H200s: curves to the byte, phases and causes."""
-    found = analyse_snapshot(REAL / f"{name}.pickle")
+    found = diagnose_snapshot(analyse_snapshot(REAL / f"{name}.pickle"))
     snapshot = read_snapshot(REAL / f"{name}.pickle")
     block = snapshot.blocks
     active = int(block["size"][block["state"] != 0].sum())

@@ -11,6 +11,7 @@ from golden_files import assert_golden
 
 from fsdp_doctor.cli import main
 from fsdp_doctor.memory.snapshot_compare import compare_snapshots
+from fsdp_doctor.postmortem.snapshot_differences import explain_comparison
 
 MiB = maker.MiB
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "snapshots"
@@ -93,7 +94,8 @@ def test_json_of_a_comparison(folder, capsys):
 
 def test_grown_stack_is_found(folder):
     """The same code with larger blocks is one stack that grew, not one new and one gone."""
-    found = compare_snapshots(folder / "before.pickle", folder / "after.pickle.gz")
+    compared = compare_snapshots(folder / "before.pickle", folder / "after.pickle.gz")
+    found = explain_comparison(compared)
     by_what = {change.what for change in found.stacks}
     assert by_what == {"grew", "new"}
     grown = found.stacks[0]

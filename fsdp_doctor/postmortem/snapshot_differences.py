@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fsdp_doctor.memory.snapshot_advice import ADVICE
-from fsdp_doctor.memory.snapshot_findings import place_of
-from fsdp_doctor.model.finding import Evidence, Finding
+from fsdp_doctor.model.finding import Advice, Evidence, Finding
 from fsdp_doctor.model.memory import Category, Phase
 from fsdp_doctor.model.snapshot import (
     CategoryChange,
@@ -15,6 +13,9 @@ from fsdp_doctor.model.snapshot import (
     SnapshotComparison,
     StackChange,
 )
+from fsdp_doctor.postmortem.causes import CAUSES
+from fsdp_doctor.postmortem.diagnose import diagnose_snapshot
+from fsdp_doctor.postmortem.snapshot_words import place_of
 from fsdp_doctor.units import format_bytes
 
 _CAUSES = {
@@ -36,8 +37,11 @@ def threshold(total: int) -> int:
     return max(1 << 20, total // 1000)
 
 
-def explain(comparison: SnapshotComparison) -> SnapshotComparison:
-    """Return the comparison with its findings."""
+def explain_comparison(comparison: SnapshotComparison) -> SnapshotComparison:
+    """Return the comparison, and both its sides, with their findings."""
+    comparison = replace(
+        comparison, a=diagnose_snapshot(comparison.a), b=diagnose_snapshot(comparison.b)
+    )
     found = [*_leak(comparison), *_categories(comparison), *_reserved(comparison)]
     return replace(comparison, findings=tuple(found))
 
@@ -61,9 +65,14 @@ def _categories(comparison: SnapshotComparison) -> Iterator[Finding]:
                 _stack_evidence(comparison, change)
                 for change in _largest(comparison.stacks, row.category, grew=grew)
             ),
-            flags=ADVICE[cause].flags if cause in ADVICE and grew else (),
-            advice=ADVICE[cause].advice if cause in ADVICE and grew else (),
+            flags=CAUSES[cause].flags if cause in CAUSES and grew else (),
+            advice=_advice(cause) if grew else (),
         )
+
+
+def _advice(cause: str) -> tuple[Advice, ...]:
+    changes = CAUSES[cause].changes if cause in CAUSES else ()
+    return tuple(Advice(change=c.change, saves_text=c.saves_text, cost=c.cost) for c in changes)
 
 
 def _cause(category: str, phase: Phase) -> str:
@@ -132,8 +141,8 @@ def _reserved(comparison: SnapshotComparison) -> Iterator[Finding]:
         confidence=0.6,
         severity="warning",
         evidence=(evidence,),
-        flags=tuple(key for key, _, _ in changed) or ADVICE["fragmentation"].flags,
-        advice=ADVICE["fragmentation"].advice,
+        flags=tuple(key for key, _, _ in changed) or CAUSES["fragmentation"].flags,
+        advice=_advice("fragmentation"),
     )
 
 

@@ -1,0 +1,190 @@
+"""What a memory snapshot shows, under the names that rules look at.
+
+``held_*`` are bytes at the refused request (else at the peak), ``share_*`` their share of what is
+allocated there, ``part_*`` that share as evidence: of what can be named, less where much cannot,
+and less where the request failed for want of a fitting piece instead of for want of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fsdp_doctor.model.finding import Evidence
+from fsdp_doctor.model.memory import Category, Phase, TopAllocation
+from fsdp_doctor.model.snapshot import SnapshotAnalysis
+from fsdp_doctor.postmortem.snapshot_words import named
+from fsdp_doctor.units import format_bytes
+
+GROUPS: dict[str, frozenset[Category]] = {
+    "state": frozenset(
+        {Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE, Category.BUFFERS}
+    ),
+    "activations": frozenset({Category.ACTIVATIONS}),
+    "logits": frozenset({Category.LOGITS}),
+    "gathered": frozenset({Category.COMMUNICATION, Category.UNSHARDED_PARAMETERS}),
+    "whole_gradients": frozenset({Category.UNSHARDED_GRADIENTS}),
+    "temporaries": frozenset({Category.TEMPORARIES}),
+    "unknown": frozenset({Category.UNKNOWN}),
+}
+_CAUSES = {
+    "state": "state-does-not-fit",
+    "activations": "activations",
+    "logits": "logits",
+    "gathered": "communication-buffers",
+    "whole_gradients": "gradient-sync",
+    "temporaries": "optimizer-temporaries",
+}
+SIZES = frozenset(
+    {
+        *(f"held_{group}" for group in (*GROUPS, "waiting", "copies")),
+        *("held", "pieces", "largest_piece", "elsewhere", "private_reserved", "pinned_free"),
+        *("kept", "kept_per_step", "kept_first", "kept_last", "repeated", "largest_unit"),
+        *("device_free", "replay_margin"),
+    }
+)
+"""Names of facts that are bytes."""
+_WANTING = frozenset({"fragmented", "combined", "other_pool"})
+_COPY_WORDS = ("deepcopy", "ema_", "/ema", "ema.", "ref_model", "reference_model", "teacher")
+_OUTPUTS = frozenset(
+    {Category.LOGITS, Category.ACTIVATIONS, Category.UNKNOWN, Category.TEMPORARIES}
+)
+MAX_TOPS = 2
+
+
+def snapshot_facts(found: SnapshotAnalysis, of_device: float | None = None) -> dict[str, Any]:
+    """Return the facts of a snapshot; ``of_device``: this process's part of the device, 0 to 1."""
+    focus = found.focus
+    held = focus.allocated_bytes
+    values: dict[str, Any] = {
+        "snapshot": True,
+        "refused": found.oom is not None,
+        "held": held,
+        "expandable": expandable(found),
+        "units": found.units or None,
+        **_copies(focus.top_allocations),
+    }
+    for group, members in GROUPS.items():
+        values[f"held_{group}"] = sum(focus.categories.get(c.value, 0) for c in members)
+    values["held_waiting"] = focus.active_bytes - held
+    unknown = values["held_unknown"]
+    sure = (1 - 0.5 * unknown / max(held, 1)) * held / max(focus.active_bytes, 1)
+    if found.oom is not None and found.oom.verdict in _WANTING:
+        sure *= focus.active_bytes / max(focus.reserved_bytes, 1)
+    sure *= 1.0 if of_device is None else of_device
+    for group in (*GROUPS, "copies"):
+        size = values[f"held_{group}"]
+        values[f"share_{group}"] = size / max(held, 1)
+        values[f"part_{group}"] = sure * size / max(held - unknown, 1)
+    values["leading"] = max(_CAUSES, key=lambda group: int(values[f"held_{group}"]))
+    values["share_waiting"] = values["held_waiting"] / max(focus.active_bytes, 1)
+    return values | _space(found) | _growth(found) | _blocks(focus.top_allocations, held)
+
+
+def expandable(found: SnapshotAnalysis) -> bool:
+    """Return whether the job used expandable segments."""
+    written = str(found.settings.get("PYTORCH_CUDA_ALLOC_CONF", "")).lower()
+    return bool(found.settings.get("expandable_segments")) or (
+        "expandable_segments:true" in written.replace(" ", "")
+    )
+
+
+def _copies(tops: Iterable[TopAllocation]) -> dict[str, Any]:
+    size = sum(
+        top.bytes
+        for top in tops
+        if any(word in frame.lower() for frame in top.frames for word in _COPY_WORDS)
+    )
+    return {"held_copies": size}
+
+
+def _space(found: SnapshotAnalysis) -> dict[str, Any]:
+    oom, space = found.oom, found.space
+    reserved = max(found.focus.reserved_bytes, 1)
+    private = [pool for pool in space.pools if pool.pool != (0, 0)]
+    kept = sum(pool.reserved_bytes for pool in private)
+    values: dict[str, Any] = {
+        "private_reserved": kept,
+        "private_reserved_share": kept / reserved,
+        "pinned_free": space.pinned_free_bytes,
+        "pinned_share": space.pinned_free_bytes / max(found.peak_reserved_bytes, 1),
+    }
+    if oom is None:
+        return values
+    whose = None
+    if oom.elsewhere_bytes >= oom.requested_bytes and oom.verdict != "fitting":
+        fitting = any(pool.largest_free_bytes >= oom.requested_bytes for pool in private)
+        whose = "pool" if fitting and oom.pool == (0, 0) else "stream"
+    return values | {
+        "space": oom.verdict,
+        "device_free": oom.device_free_bytes,
+        "pieces": oom.free_bytes,
+        "pieces_share": oom.free_bytes / reserved,
+        "largest_piece": oom.largest_free_bytes,
+        "elsewhere": oom.elsewhere_bytes,
+        "elsewhere_share": oom.elsewhere_bytes / reserved,
+        "elsewhere_whose": whose,
+    }
+
+
+def _growth(found: SnapshotAnalysis) -> dict[str, Any]:
+    growth = found.growth
+    if growth is None or not growth.leaking:
+        return {"kept_per_step": None}
+    starts = growth.start_allocated_bytes
+    return {
+        "kept_per_step": growth.per_step_bytes,
+        "kept": starts[-1] - starts[1],
+        "kept_first": starts[1],
+        "kept_first_step": growth.steps[1],
+        "kept_last": starts[-1],
+        "kept_last_step": growth.steps[-1],
+    }
+
+
+def _blocks(tops: tuple[TopAllocation, ...], held: int) -> dict[str, Any]:
+    """What single pieces of code hold: kept outputs, the largest gathered unit."""
+    outputs = [top for top in tops if top.category in _OUTPUTS and top.phase is not Phase.WRAP]
+    most = max(outputs, key=lambda top: top.bytes if top.count >= 4 else 0, default=None)
+    gathered = [
+        top.bytes // max(top.count, 1) for top in tops if top.category in GROUPS["gathered"]
+    ]
+    largest = max(gathered, default=0)
+    return {
+        "repeated_blocks": most.count if most is not None else 0,
+        "repeated": most.bytes if most is not None else 0,
+        "largest_unit": largest,
+        "largest_unit_share": largest / max(held, 1),
+        "whole_gradient_blocks": sum(
+            top.count for top in tops if top.category is Category.UNSHARDED_GRADIENTS
+        ),
+    }
+
+
+def snapshot_details(found: SnapshotAnalysis) -> dict[str, tuple[Evidence, ...]]:
+    """Return, by cause, the allocations and segments that its evidence rests on."""
+    details = {cause: tuple(_tops(found, GROUPS[group])) for group, cause in _CAUSES.items()}
+    details["fragmentation"] = tuple(
+        _evidence(
+            found,
+            f"segment of {format_bytes(p.size_bytes)} held by {p.blocks} blocks, the largest "
+            f"{named(p.pinned_by)}",
+            p.free_bytes,
+        )
+        for p in found.space.pinned[:MAX_TOPS]
+    )
+    if found.growth is not None and found.growth.leaking:
+        details["leak"] = tuple(
+            _evidence(found, f"kept: {named(top)}", top.bytes) for top in found.growth.suspects[:3]
+        )
+    return details
+
+
+def _tops(found: SnapshotAnalysis, members: frozenset[Category]) -> Iterator[Evidence]:
+    tops = [top for top in found.focus.top_allocations if top.category in members]
+    for top in tops[:MAX_TOPS]:
+        yield _evidence(found, named(top), top.bytes)
+
+
+def _evidence(found: SnapshotAnalysis, text: str, size: int) -> Evidence:
+    return Evidence(text=text, file=found.path, rank=found.rank, bytes=size)
