@@ -25,6 +25,8 @@ ATTRIBUTED = (
 )
 RERUN_ONE_WAY = 2
 """Evidence level of a pair that differs in one field alone."""
+SIDES = ("A", "B")
+"""The runs of both sides, by which every row stands."""
 END_OF_STEP = ("optimizer",)
 """Effects bound to other phases are over when a step ends."""
 _MOVED = "the peak moved"
@@ -83,7 +85,7 @@ def _put_down_to(key: str, row: Attribution) -> Attribution:
         amount, _, reason = text.partition(": ")
         moved = f"{reason}, which " if reason.startswith(_MOVED) else ""
         text = f"{amount}: {moved}follows from the only field that differs"
-    return replace(row, keys=(key,), level=RERUN_ONE_WAY, evidence=text)
+    return replace(row, keys=(key,), level=RERUN_ONE_WAY, evidence=text, rests_on=SIDES)
 
 
 def attribute_split(divided: Split, changes: Sequence[ConfigChange]) -> list[Attribution]:
@@ -127,6 +129,7 @@ def _row(
         level=found.level,
         predicted=found.predicted,
         evidence=text,
+        rests_on=(*SIDES, *found.sources),
     )
 
 
@@ -155,6 +158,7 @@ def _rest(metric: Metric, rest: int, *, observed_at: int) -> Attribution:
         share=_share(rest, metric),
         evidence=f"the observed steps differ by {format_bytes(observed_at, signed=True)}, "
         f"the compared steps by {format_bytes(metric.delta, signed=True)}",
+        rests_on=SIDES,
     )
 
 

@@ -26,6 +26,8 @@ class Candidate:
     opposing: bool
     """Whether all its effects point against the measured sign."""
     reason: str
+    sources: tuple[str, ...] = ()
+    """Where its effects are known from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Blame:
     level: int | None = None
     predicted: int | None = None
     reason: str = ""
+    sources: tuple[str, ...] = ()
 
 
 def agrees(predicted: int | None, measured: int) -> bool:
@@ -62,6 +65,7 @@ def find_candidate(
         predicted=_predicted(effects),
         opposing=all(_opposes(e, delta) for e in effects),
         reason=effects[0].reason,
+        sources=tuple(dict.fromkeys(e.source for e in effects)),
     )
 
 
@@ -119,6 +123,7 @@ def blame(
             level=1 if agrees(only.predicted, delta) else 0,
             predicted=only.predicted,
             reason=only.reason,
+            sources=only.sources,
         )
     against = [candidate.key for candidate in found if candidate.opposing]
     but = f" ({', '.join(against)} works against the others)" if against else ""
@@ -127,6 +132,7 @@ def blame(
         level=0,
         predicted=_total(found),
         reason="; ".join(f"{c.key}: {c.reason}" for c in found) + but,
+        sources=tuple(dict.fromkeys(source for c in found for source in c.sources)),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fsdp_doctor.model.comparison import Attribution, Comparison, Metric
 from fsdp_doctor.model.config import ConfigChange, ConfigValue, EffectiveConfig
 from fsdp_doctor.model.finding import Finding
+from fsdp_doctor.model.what_if import WhatIf
 
 
 def comparison_to_payload(comparison: Comparison) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def comparison_to_payload(comparison: Comparison) -> dict[str, Any]:
         "unexplained": [_attribution(row) for row in comparison.attribution if not row.keys],
         "findings": [_finding(finding) for finding in comparison.findings],
         "gates": [_plain(result) for result in comparison.gates],
+        "what_if": None if comparison.what_if is None else what_if_to_payload(comparison.what_if),
     }
 
 
@@ -70,14 +72,34 @@ def _change(change: ConfigChange) -> dict[str, Any]:
 
 
 def _attribution(row: Attribution) -> dict[str, Any]:
-    """Return a row; ``first_in`` and ``last_out`` are measured by re-runs only, so None here."""
+    """Return a row; ``first_in`` and ``last_out`` are None where no point was evaluated."""
     return {
         **_plain(row),
         "key": row.keys[0] if len(row.keys) == 1 else None,
         "keys": list(row.keys),
-        "first_in": None,
-        "last_out": None,
-        "interacts_with": [],
+        "interacts_with": list(row.interacts_with),
+        "rests_on": list(row.rests_on),
+    }
+
+
+def what_if_to_payload(what_if: WhatIf) -> dict[str, Any]:
+    """Return the points that were evaluated, and how they held against what was measured."""
+    return {
+        **_plain(what_if),
+        "fields": [list(keys) for keys in what_if.fields],
+        "not_simulated": list(what_if.not_simulated),
+        "points": [
+            {
+                **_plain(point),
+                "flipped": list(point.flipped),
+                "overrides": list(point.overrides),
+            }
+            for point in what_if.points
+        ],
+        "misses": [{**_plain(found), "miss": found.miss} for found in what_if.misses],
+        "interactions": [
+            {**_plain(found), "keys": list(found.keys)} for found in what_if.interactions
+        ],
     }
 
 

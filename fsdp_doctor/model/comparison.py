@@ -8,6 +8,7 @@ from typing import Literal
 from fsdp_doctor.model.config import ConfigDiff
 from fsdp_doctor.model.finding import Finding
 from fsdp_doctor.model.gate import GateResult
+from fsdp_doctor.model.what_if import WhatIf
 
 Verdict = Literal["worse", "better", "same", "unclear"]
 
@@ -71,8 +72,16 @@ class Attribution:
     level: int | None = None
     """Evidence level 0-4 (see Finding.level); None when unexplained."""
     predicted: int | None = None
-    """Bytes by formula, where there is one."""
+    """Bytes by simulation or formula, where there is one."""
     evidence: str = ""
+    first_in: int | None = None
+    """The change when these fields alone are flipped in A; None: not known."""
+    last_out: int | None = None
+    """The change that is missing when these fields alone are flipped back in B."""
+    interacts_with: tuple[str, ...] = ()
+    """Fields whose effect on this category depends on these fields."""
+    rests_on: tuple[str, ...] = ()
+    """Runs (``A``, ``B``), points of the simulation (``S3``) and sources of formulas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +97,5 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     gates: tuple[GateResult, ...] = ()
     """What became of the limits set on the metrics."""
+    what_if: WhatIf | None = None
+    """The simulated points behind the attribution, where there are any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fsdp_doctor.model.estimate import RankEstimate
 
@@ -18,6 +18,8 @@ class DryRunRequest:
     workspace_bytes: int
     capacities: tuple[int, ...] = ()
     expandable_segments: bool = False
+    every_layer: bool = False
+    """Simulate all layers, also where a few would do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +29,13 @@ class DryRunAnswer:
     estimate: RankEstimate | None = None
     input_error: str | None = None
     """The text of an InputError of the user's making."""
+    failure: str | None = None
+    """Why the dry run broke off, in one line; only where a server asked for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a server of dry runs is asked: the rank of a job on GPUs, or on CPUs."""
+
+    device: Literal["cuda", "cpu"]
+    request: DryRunRequest

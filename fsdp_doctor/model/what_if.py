@@ -1,0 +1,71 @@
+"""What became of a job's memory when its changed fields were flipped one by one or together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfPoint:
+    """One combination of fields, and what a rank held with it."""
+
+    id: str
+    """``S0`` is A, the last one B; named by the rows of an attribution that rest on it."""
+    flipped: tuple[str, ...]
+    """Changed fields that have B's value; the others have A's."""
+    overrides: tuple[str, ...]
+    """The same as ``KEY=VALUE`` upon A's spec, as ``estimate --set`` takes them."""
+    peak_allocated_bytes: int | None
+    """None: it could not run."""
+    peak_phase: str | None = None
+    failure: str | None = None
+    """Why it could not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfMiss:
+    """What was simulated beside what was measured, in one category of one number."""
+
+    metric: str
+    phase: str | None
+    category: str | None
+    """None: over all categories."""
+    measured: int
+    """B - A as measured."""
+    simulated: int
+    """B - A as simulated."""
+
+    @property
+    def miss(self) -> int:
+        """Measured less simulated bytes."""
+        return self.measured - self.simulated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfInteraction:
+    """What fields do together beyond the sum of what each does alone, over all categories."""
+
+    metric: str
+    phase: str | None
+    keys: tuple[str, ...]
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """A design of simulated points, and how it held against the measured difference."""
+
+    kind: Literal["factorial", "two-ended", "screened"]
+    rank: int
+    world_size: int
+    device: Literal["cuda", "cpu"]
+    """On which the simulated job runs."""
+    fields: tuple[tuple[str, ...], ...]
+    """The fields that were flipped; those of one entry together, since they are one key of the
+    spec or valid only together."""
+    not_simulated: tuple[str, ...]
+    """Changed fields that no spec holds (variables, versions): their effects stay formulas."""
+    points: tuple[WhatIfPoint, ...]
+    misses: tuple[WhatIfMiss, ...]
+    interactions: tuple[WhatIfInteraction, ...]
