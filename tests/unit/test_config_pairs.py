@@ -290,3 +290,14 @@ def test_what_a_framework_does_not_tell_is_no_change(capsys: pytest.CaptureFixtu
     found = changed(diff(capsys, spec, FIXTURES / "accelerate_fsdp2.yaml"))
     assert not {key for key in found if key.startswith(("model.", "batch.", "optimizer."))}
     assert found["world.size"] == (8, 4)
+
+
+def test_renamed_flags_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """P45: all flags have dotted names; only the micro batch, now by tokens, is another."""
+    result = diff(capsys, FIXTURES / "openrlhf_flat.sh", FIXTURES / "openrlhf_dotted.sh")
+    assert changed(result) == {
+        "batch.micro": (4, "dynamic"),
+        "batch.micro_tokens": (None, 16384),
+    }
+    assert result["unknown"] == []
+    assert inert(result) == {"sharding.secondary_partition"}

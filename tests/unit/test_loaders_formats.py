@@ -37,6 +37,8 @@ FORMAT_OF = {
     "olmo.yaml": ("olmo", "olmo"),
     "gpt_neox.yml": ("gpt_neox", "gpt-neox"),
     "levanter.yaml": ("levanter", "levanter"),
+    "openrlhf_flat.sh": ("openrlhf", "openrlhf"),
+    "openrlhf_dotted.sh": ("openrlhf", "openrlhf"),
     "wandb.yaml": ("wandb", "hf-trainer"),
     "job.env": ("env", "environment"),
     "plain.yaml": ("generic", "unknown"),

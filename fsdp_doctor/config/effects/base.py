@@ -141,7 +141,9 @@ def opposite(direction: Direction) -> Direction:
 
 
 def rises(change: ConfigChange) -> Direction:
-    """Return which way a number moves from A to B; a switch counts as 0 and 1."""
+    """Return which way a number moves from A to B; a switch counts as 0 and 1, unset as 0."""
+    if isinstance(change.a.value, str) or isinstance(change.b.value, str):
+        return "either"
     a = change.a.value if isinstance(change.a.value, (int, float)) else 0
     b = change.b.value if isinstance(change.b.value, (int, float)) else 0
     return "up" if b > a else "down" if b < a else "either"

@@ -34,6 +34,7 @@ MARKERS: dict[str, tuple[str, ...]] = {
     "torchtune": ("_component_", "torchtune"),
     "prime_rl": ("[model]", "[data]", "[trainer", "[orchestrator", "[ckpt]", "[model."),
     "gpt_neox": ("pipe_parallel_size", "pipe-parallel-size", "train_iters", "train-iters"),
+    "openrlhf": ("openrlhf",),
     "levanter": ("per_device_parallelism", "fsdp_axis", "axis_resources"),
     "env_file": ("=",),
     "megatron_args": ("--micro-batch-size", "--tensor-model-parallel-size", "pretrain_gpt"),
