@@ -71,6 +71,8 @@ class RunManifest:
     """Over all ranks and micro steps."""
     failure: Failure | None = None
     warnings: tuple[str, ...] = ()
+    memory_resolution_bytes: int = 1
+    """Bytes to which the memory numbers are rounded (logs print two decimals of GiB)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,24 @@ class TimeBreakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """What a save and a load did on one rank; its memory is in the phases of its step."""
+
+    format: str
+    bytes_on_disk: int
+    """Of all ranks together."""
+    save_s: float
+    load_s: float
+    restored: bool | None
+    """Whether the loaded parameters equal the saved ones; None: only a part was on this rank."""
+    host_before_bytes: int | None = None
+    """Resident set of the process when the save began."""
+    save_host_peak_bytes: int | None = None
+    """Largest resident set while saving, of this process alone."""
+    load_host_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSeries:
     """What one rank recorded."""
 
@@ -142,6 +162,8 @@ class RankSeries:
     steps: tuple[StepRecord, ...] = ()
     anatomy: Anatomy | None = None
     time_breakdown: tuple[TimeBreakdown, ...] = ()
+    checkpoint: CheckpointRecord | None = None
+    """None: none was saved and loaded, or not to its end."""
     finished: bool = False
     """Whether the rank wrote its end record."""
     exit_code: int | None = None

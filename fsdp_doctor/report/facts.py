@@ -27,6 +27,20 @@ class PhaseMemory:
     """Largest reserved, over the steps seen."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPhase:
+    """Saving or loading a checkpoint on one rank."""
+
+    phase: Phase
+    before_bytes: int | None
+    """Allocated when the save began: what stays between steps."""
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    host_before_bytes: int | None
+    host_peak_bytes: int | None
+    time_s: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Median and spread of repeated times, in seconds."""
@@ -66,6 +80,29 @@ def phase_memory(series: RankSeries) -> list[PhaseMemory]:
             reserved_bytes=peak([r.peak for r in found], "reserved_bytes"),
         )
         for (_, phase), found in records.items()
+    ]
+
+
+def checkpoint_phases(series: RankSeries) -> list[CheckpointPhase]:
+    """Return the save and the load that this rank recorded, as far as it came."""
+    record = series.checkpoint
+    host = {
+        Phase.CHECKPOINT_SAVE: record.save_host_peak_bytes if record else None,
+        Phase.CHECKPOINT_LOAD: record.load_host_peak_bytes if record else None,
+    }
+    return [
+        CheckpointPhase(
+            phase=found.phase,
+            before_bytes=resident_bytes(series),
+            peak_bytes=found.peak.allocated_bytes,
+            reserved_bytes=found.peak.reserved_bytes,
+            host_before_bytes=record.host_before_bytes if record else None,
+            host_peak_bytes=host[found.phase],
+            time_s=found.time_s,
+        )
+        for step in series.steps
+        for found in step.phases
+        if found.phase in host
     ]
 
 

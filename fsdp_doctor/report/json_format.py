@@ -5,8 +5,11 @@
 "steady": {"peak_allocated_bytes", "peak_reserved_bytes", "resident_bytes",
 "unused_reserved_bytes"}, "outside_pytorch_bytes", "allocation_retries", "out_of_memory_count",
 "phases": [{"phase", "end_allocated_bytes", "peak_allocated_bytes", "peak_reserved_bytes"}],
-"anatomy", "time_breakdown"}], "step_time_s": {"median", "p10", "p90", "count", "slowest_rank"},
-"step_times_s": [{"step", "rank", "time_s"}], "phase_times_s": {phase: {...}}, "loss_finite"}]``.
+"checkpoint": {"format", "bytes_on_disk", "restored", "phases": [{"phase",
+"allocated_before_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "host_before_bytes",
+"host_peak_bytes", "time_s"}]}, "anatomy", "time_breakdown"}], "step_time_s": {"median", "p10",
+"p90", "count", "slowest_rank"}, "step_times_s": [{"step", "rank", "time_s"}], "phase_times_s":
+{phase: {...}}, "loss_finite"}]``.
 ``manifest`` and ``anatomy`` have the fields of ``fsdp_doctor.model``; ``step_times_s`` holds the
 slowest rank of each timed step. Bytes are integers, times seconds, and what is not known is null.
 """
@@ -125,8 +128,33 @@ def _rank_payload(series: RankSeries) -> dict[str, Any]:
             }
             for row in facts.phase_memory(series)
         ],
+        "checkpoint": _checkpoint(series),
         "anatomy": series.anatomy,
         "time_breakdown": series.time_breakdown,
+    }
+
+
+def _checkpoint(series: RankSeries) -> dict[str, Any] | None:
+    phases = facts.checkpoint_phases(series)
+    if not phases:
+        return None
+    record = series.checkpoint
+    return {
+        "format": record.format if record else None,
+        "bytes_on_disk": record.bytes_on_disk if record else None,
+        "restored": record.restored if record else None,
+        "phases": [
+            {
+                "phase": found.phase,
+                "allocated_before_bytes": found.before_bytes,
+                "peak_allocated_bytes": found.peak_bytes,
+                "peak_reserved_bytes": found.reserved_bytes,
+                "host_before_bytes": found.host_before_bytes,
+                "host_peak_bytes": found.host_peak_bytes,
+                "time_s": found.time_s,
+            }
+            for found in phases
+        ],
     }
 
 

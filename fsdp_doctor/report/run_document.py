@@ -21,6 +21,7 @@ from fsdp_doctor.report.document import (
     Table,
     Tile,
 )
+from fsdp_doctor.report.run_checkpoint import checkpoint_section
 from fsdp_doctor.report.run_failure import failure_blocks
 from fsdp_doctor.report.run_memory import memory_sections
 from fsdp_doctor.report.run_time import time_sections
@@ -76,6 +77,7 @@ def run_sections(run: Run, notes: Footnotes) -> list[Section]:
         sections.append(Section(title="Not completed", blocks=(Prose(text=text, tone="warn"),)))
     sections.append(Section(title="Run", blocks=(_header(run, notes),)))
     sections += memory_sections(run, notes)
+    sections += checkpoint_section(run)
     sections += time_sections(run)
     sections += _environment(run)
     return sections

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from fsdp_doctor.model.run import RankSeries, Run
@@ -16,13 +17,12 @@ MAX_RANKS = 16
 
 def ranks_section(run: Run) -> Section:
     """Return every rank's peaks, or the extremes of many ranks."""
-    ranked = sorted(run.ranks, key=lambda s: (-(facts.peak_bytes(s) or 0), s.rank))
+    shown, many = extreme_ranks(run.ranks), len(run.ranks)
     half = MAX_RANKS // 2
-    shown = ranked if len(ranked) <= MAX_RANKS else ranked[:half] + ranked[-half:]
     caption = (
         ""
-        if len(ranked) <= MAX_RANKS
-        else f"The {half} largest and {half} smallest peaks of {len(ranked)} ranks."
+        if len(shown) == many
+        else f"The {half} largest and {half} smallest peaks of {many} ranks."
     )
     table = Table(
         columns=(
@@ -36,11 +36,19 @@ def ranks_section(run: Run) -> Section:
             Column("host", "code", only="wide"),
             Column("device", only="wide"),
         ),
-        rows=tuple(_rank_row(s) for s in sorted(shown, key=lambda s: s.rank)),
+        rows=tuple(_rank_row(series) for series in shown),
         caption=caption,
     )
     plot = PlotFigure(title="Peak of each rank", draw=partial(plots.rank_peaks, [("", run)]))
     return Section(title="Ranks", blocks=(plot, table))
+
+
+def extreme_ranks(ranks: Sequence[RankSeries]) -> list[RankSeries]:
+    """Return all ranks, or of many those with the largest and smallest peaks, by number."""
+    ranked = sorted(ranks, key=lambda s: (-(facts.peak_bytes(s) or 0), s.rank))
+    half = MAX_RANKS // 2
+    shown = ranked if len(ranked) <= MAX_RANKS else ranked[:half] + ranked[-half:]
+    return sorted(shown, key=lambda series: series.rank)
 
 
 def _rank_row(series: RankSeries) -> tuple[Cell, ...]:

@@ -11,6 +11,7 @@ import msgspec
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.memory import Anatomy
 from fsdp_doctor.model.run import (
+    CheckpointRecord,
     PhaseRecord,
     RankSeries,
     Run,
@@ -113,6 +114,8 @@ class _Builder:
             self.series["time_breakdown"] = msgspec.convert(
                 record["items"], tuple[TimeBreakdown, ...]
             )
+        elif kind == "checkpoint":
+            self.series["checkpoint"] = msgspec.convert(record, CheckpointRecord)
         else:
             self._add_end(kind, record)
 

@@ -27,27 +27,15 @@ from torch.distributed.checkpoint.state_dict import (
 
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.memory import Phase
-from fsdp_doctor.model.run import ModelSizes
+from fsdp_doctor.model.run import CheckpointRecord, ModelSizes
 from fsdp_doctor.model.spec import ProfileSpec
+from fsdp_doctor.training.host_memory import HostPeak
 from fsdp_doctor.training.sinks import PhaseSink
 from fsdp_doctor.training.strategies.base import RankContext
 
 _DCP: Any = dcp_module
 _BYTES_PER_PARAMETER = 20
 """Parameter, master copy, two moments and a gradient copy at most; asked of the disk before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDone:
-    """What a save and a load did on this rank."""
-
-    format: str
-    bytes_on_disk: int
-    """Of all ranks together."""
-    save_s: float
-    load_s: float
-    restored: bool | None
-    """Whether the loaded parameters equal the saved ones; None: only a part was on this rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +50,7 @@ class Saver:
 
 def save_and_load(
     job: Any, spec: ProfileSpec, context: RankContext, sink: PhaseSink, run_directory: Path
-) -> CheckpointDone:
+) -> CheckpointRecord:
     """Save, erase the parameters, load; phases ``checkpoint_save`` and ``checkpoint_load``.
 
     The checkpoint lies in the run directory meanwhile. Raises InputError when the disk is too full.
@@ -73,15 +61,16 @@ def save_and_load(
     saver = _saver(job, spec, context)
     saver.prepare()
     before = _fingerprint(job.model)
+    saving, reading = HostPeak(), HostPeak()
     start = time.perf_counter()
-    with sink.phase(Phase.CHECKPOINT_SAVE), _as_exception():
+    with sink.phase(Phase.CHECKPOINT_SAVE), _as_exception(), saving:
         saver.save(folder)
     saved = time.perf_counter()
     dist.barrier()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     _erase(job.model)
     loading = time.perf_counter()
-    with sink.phase(Phase.CHECKPOINT_LOAD), _as_exception():
+    with sink.phase(Phase.CHECKPOINT_LOAD), _as_exception(), reading:
         saver.load(folder)
     loaded = time.perf_counter()
     restored = _fingerprint(job.model) == before
@@ -89,12 +78,15 @@ def save_and_load(
     _end_writers()
     if context.rank == 0 or context.fake:
         shutil.rmtree(folder, ignore_errors=True)
-    return CheckpointDone(
+    return CheckpointRecord(
         format=spec.checkpoint,
         bytes_on_disk=size,
         save_s=saved - start,
         load_s=loaded - loading,
         restored=restored,
+        host_before_bytes=saving.before_bytes,
+        save_host_peak_bytes=saving.peak_bytes,
+        load_host_peak_bytes=reading.peak_bytes,
     )
 
 

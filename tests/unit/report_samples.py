@@ -14,6 +14,7 @@ from builders import (
 
 from fsdp_doctor.model.memory import Category, MemoryCounters, Phase, TopAllocation
 from fsdp_doctor.model.run import (
+    CheckpointRecord,
     Failure,
     ModelSizes,
     PhaseRecord,
@@ -149,6 +150,41 @@ def _setup() -> tuple[PhaseRecord, ...]:
 
 def _losses(steps: tuple[StepRecord, ...]) -> tuple[StepRecord, ...]:
     return tuple(replace(step, loss=7.5, loss_finite=True) for step in steps)
+
+
+def checkpoint_run() -> Run:
+    """Return a run that saved and loaded a checkpoint, gathered on rank 0, not restored on 1."""
+    run = complete_run("gpt-checkpoint")
+    ranks = tuple(_with_checkpoint(series) for series in run.ranks)
+    return replace(run, manifest=replace(run.manifest, warnings=()), ranks=ranks)
+
+
+def _with_checkpoint(series: RankSeries) -> RankSeries:
+    first = series.rank == 0
+    held, peak = 3 * GIB, (5 * GIB if first else 3 * GIB + 256 * MIB)
+    end = MemoryCounters(allocated_bytes=held, reserved_bytes=8 * GIB)
+    phases = tuple(
+        PhaseRecord(
+            step=6,
+            phase=phase,
+            end=end,
+            peak=MemoryCounters(allocated_bytes=peak, reserved_bytes=8 * GIB),
+            time_s=time_s,
+        )
+        for phase, time_s in ((Phase.CHECKPOINT_SAVE, 4.25), (Phase.CHECKPOINT_LOAD, 2.5))
+    )
+    record = CheckpointRecord(
+        format="full",
+        bytes_on_disk=6 * GIB,
+        save_s=4.25,
+        load_s=2.5,
+        restored=first,
+        host_before_bytes=2 * GIB,
+        save_host_peak_bytes=(14 if first else 2) * GIB,
+        load_host_peak_bytes=8 * GIB,
+    )
+    step = StepRecord(step=6, kind="checkpoint", phases=phases)
+    return replace(series, steps=(*series.steps, step), checkpoint=record)
 
 
 def one_rank_run() -> Run:

@@ -19,6 +19,7 @@ from fsdp_doctor.report import FORMATS, format_of, render_comparison, render_run
 
 RUNS: dict[str, Callable[[], Run]] = {
     "complete": samples.complete_run,
+    "checkpoint": samples.checkpoint_run,
     "one_rank": samples.one_rank_run,
     "failed": samples.failed_run,
     "empty": samples.empty_run,
@@ -97,7 +98,7 @@ def test_unknown_formats_are_refused():
         format_of(Path("report.pdf"))
 
 
-@pytest.mark.parametrize("name", ["complete", "one_rank", "failed"])
+@pytest.mark.parametrize("name", ["complete", "checkpoint", "one_rank", "failed"])
 def test_terminal_report_of_a_run(name):
     """The terminal report of a run reads as agreed, at 80 columns."""
     text = render_runs([RUNS[name]()], "terminal")
@@ -143,6 +144,35 @@ def test_one_rank_runs_say_what_they_cannot_know():
     for fmt in ("terminal", "html", "markdown"):
         text = " ".join(render_runs([samples.one_rank_run()], fmt).split())
         assert "ONE RANK OF 1024 (memory is real, step time lacks communication, no loss)" in text
+
+
+def test_a_checkpoint_is_told_in_every_format():
+    """Memory and time of save and load of each rank, and where parameters did not come back."""
+    run = samples.checkpoint_run()
+    for fmt in ("terminal", "html", "markdown"):
+        text = " ".join(render_runs([run], fmt).split())
+        assert "The loaded parameters are not the saved ones on 1 rank: 1." in text
+        assert "5.00 GiB" in text
+        assert "14.00 GiB" in text
+    ranks = json.loads(render_runs([run], "json"))["runs"][0]["ranks"]
+    assert [rank["checkpoint"]["restored"] for rank in ranks] == [True, False]
+    save, load = ranks[0]["checkpoint"]["phases"]
+    assert (save["phase"], load["phase"]) == ("checkpoint_save", "checkpoint_load")
+    assert save["peak_allocated_bytes"] - save["allocated_before_bytes"] == 2 * samples.GIB
+    assert (save["host_peak_bytes"], load["time_s"]) == (14 * samples.GIB, 2.5)
+    nothing = json.loads(render_runs([samples.complete_run()], "json"))["runs"][0]["ranks"]
+    assert nothing[0]["checkpoint"] is None
+
+
+def test_a_checkpoint_that_did_not_end_is_told():
+    """A rank that failed while saving has its phase, and the report says it did not end."""
+    from dataclasses import replace
+
+    run = samples.checkpoint_run()
+    ranks = [replace(series, checkpoint=None) for series in run.ranks]
+    assert "It did not come to its end." in render_runs([replace(run, ranks=ranks)], "terminal")
+    ranks[0] = run.ranks[0]
+    assert "Only 1 of 2 ranks" in render_runs([replace(run, ranks=ranks)], "terminal")
 
 
 def test_a_loss_that_is_not_finite_is_named():
