@@ -26,7 +26,8 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
             r"|failed to clone\(\) tensor|state_dict_utils.{0,60}(?:post|clone)|full_state_dict"
             r"|_full_post_state_dict|gather_full|get_model_state_dict|get_optimizer_state_dict"
             r"|\boptim_state_dict\b|_optim_state_dict|consolidated_16bit"
-            r"|(?<!load)_state_dict_hook|\w\.state_dict\(\)|async_save|_save_to_state",
+            r"|(?<!load)_state_dict_hook|\w\.state_dict\(\)|async_save|_save_to_state"
+            r"|\bin (?!save_for_backward|save_on_cpu)(?:\w+_)?save(?:_\w+)?\b|checkpoint_save",
         ),
         (
             Phase.CHECKPOINT_LOAD,
@@ -41,7 +42,8 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = tuple(
         (
             Phase.EVALUATION,
             r"evaluation_loop|\bevaluate\b|prediction_step|nested_concat|validation_step"
-            r"|\bin (?:eval\w*|validate\w*|_?run_validation)\b|eval_loop|pad_across_processes"
+            r"|\bin (?:\w+_)?(?:eval|evaluate|evaluation|validate|validation)(?:_\w+)?\b|eval_loop"
+            r"|pad_across_processes"
             r"|validation_epoch_end|_run_eval|evaluate_and_print",
         ),
         (

@@ -99,8 +99,9 @@ def _allocation(
         frames=known.frames if known else (),
         operator=known.operator if known else None,
     )
-    if older and found.died is None and builds_module(found.frames):
-        found.phase = Phase.WRAP  # older than the trace and made by set-up code
+    before_steps = older or (not places.log.phases and found.phase is Phase.UNKNOWN)
+    if before_steps and found.died is None and builds_module(found.frames):
+        found.phase = Phase.WRAP  # made by set-up code, before the trace or before any step
     return found
 
 

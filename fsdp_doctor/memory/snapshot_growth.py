@@ -12,6 +12,9 @@ from fsdp_doctor.memory.snapshot_view import View
 from fsdp_doctor.model.snapshot import Growth, StepSummary
 
 LEAST_STEPS = 4
+FEW_STEPS = 3
+FEW_SHARE = 0.1
+"""With three steps the second must leave this share of the memory behind."""
 LEAST_BYTES = 1 << 20
 MAX_SUSPECTS = 10
 
@@ -20,7 +23,8 @@ def find_growth(view: View, steps: list[StepSummary]) -> Growth | None:
     """Return how much more stays from step to step; None where two steps are not seen.
 
     The first step is left out: it makes optimizer state, workspaces and caches. It is a leak where
-    nearly every later step leaves more behind than the one before it.
+    nearly every later step leaves more behind than the one before it; a large one, such as a kept
+    graph, ends a job in its third step.
     """
     if len(steps) < 2:
         return None
@@ -30,8 +34,10 @@ def find_growth(view: View, steps: list[StepSummary]) -> Growth | None:
     typical = int(median(growth)) if growth else 0
     noise = max(LEAST_BYTES, max(starts) // 1000)
     rising = sum(delta > 0 for delta in growth)
-    leaking = len(steps) >= LEAST_STEPS and rising >= 0.8 * len(growth)
-    leaking = leaking and sum(growth) >= noise and typical > 0
+    enough = len(steps) >= LEAST_STEPS or (
+        len(steps) == FEW_STEPS and sum(growth) >= FEW_SHARE * max(starts)
+    )
+    leaking = enough and rising >= 0.8 * len(growth) and sum(growth) >= noise and typical > 0
     suspects = view.tops(_kept(view, steps), MAX_SUSPECTS) if leaking else ()
     return Growth(
         steps=tuple(step.step for step in steps),

@@ -24,7 +24,7 @@ def _seen(
 def _fills(cause: str, group: str, name: str) -> Rule:
     return _seen(
         cause,
-        f"share_{group} >= 0.1",
+        f"share_{group} >= 0.1 and (unset(kind) or device_kind)",
         0.85,
         f"{name} hold {{held_{group}}} of {{held}}",
         f"held_{group}",
@@ -34,7 +34,10 @@ def _fills(cause: str, group: str, name: str) -> Rule:
 
 def _leads(cause: str, group: str) -> Rule:
     return _seen(
-        cause, f"leading == '{group}' and share_{group} >= 0.2", 0.25, "nothing else holds as much"
+        cause,
+        f"leading == '{group}' and share_{group} >= 0.2 and (unset(kind) or device_kind)",
+        0.25,
+        "nothing else holds as much",
     )
 
 
@@ -60,7 +63,7 @@ RULES: tuple[Rule, ...] = (
         "wrap-granularity",
         "units == 1 and (share_gathered >= 0.2 or (collective_words and"
         " request_over_allocated >= 0.15))",
-        0.75,
+        0.9,
         "the whole model is one FSDP unit",
     ),
     _seen(
@@ -85,10 +88,18 @@ RULES: tuple[Rule, ...] = (
     ),
     _seen(
         "leak",
-        "kept_per_step > 0",
+        "kept_per_step > 0 and kept_steps >= 4",
         0.9,
         "{kept_per_step} more stay at every step: {kept_first} when step {kept_first_step} begins, "
         "{kept_last} when step {kept_last_step} does",
+        "kept",
+    ),
+    _seen(
+        "leak",
+        "kept_per_step > 0 and kept_steps == 3",
+        0.75,
+        "{kept_per_step} that step {kept_first_step} made are there when step {kept_last_step} "
+        "begins",
         "kept",
     ),
     _seen(
@@ -116,6 +127,7 @@ RULES: tuple[Rule, ...] = (
         0.85,
         "{pieces} are free where the request may go, the largest piece is {largest_piece}",
         "pieces",
+        times="pieces_part",
     ),
     _seen(
         "fragmentation",
@@ -130,6 +142,7 @@ RULES: tuple[Rule, ...] = (
         0.6,
         "{pieces} free in pieces and what the device has left would do together",
         "pieces",
+        times="pieces_part",
     ),
     _seen(
         "fragmentation",
@@ -138,6 +151,7 @@ RULES: tuple[Rule, ...] = (
         0.55,
         "{pieces} free in pieces and what is left below the limit would do together",
         "pieces",
+        times="pieces_part",
     ),
     _seen(
         "fragmentation",

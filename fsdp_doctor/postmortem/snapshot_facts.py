@@ -120,6 +120,7 @@ def _space(found: SnapshotAnalysis) -> dict[str, Any]:
         "device_free": oom.device_free_bytes,
         "pieces": oom.free_bytes,
         "pieces_share": oom.free_bytes / reserved,
+        "pieces_part": min(1.0, 0.25 + oom.free_bytes / reserved / 0.2),
         "largest_piece": oom.largest_free_bytes,
         "elsewhere": oom.elsewhere_bytes,
         "elsewhere_share": oom.elsewhere_bytes / reserved,
@@ -135,6 +136,7 @@ def _growth(found: SnapshotAnalysis) -> dict[str, Any]:
     return {
         "kept_per_step": growth.per_step_bytes,
         "kept": starts[-1] - starts[1],
+        "kept_steps": len(starts),
         "kept_first": starts[1],
         "kept_first_step": growth.steps[1],
         "kept_last": starts[-1],
