@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import snapshot_maker as maker
-from snapshot_maker import MiB, Maker
+from snapshot_maker import Maker, MiB
 from test_oom_diagnosis import STEPS, message, trace
 
 from fsdp_doctor.cli import main
