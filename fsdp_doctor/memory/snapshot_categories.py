@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fsdp_doctor.memory.categories import CUBLAS_WORKSPACES, classify
 from fsdp_doctor.memory.events import Allocation, EventLog
 from fsdp_doctor.memory.mechanisms import builds_module
-from fsdp_doctor.memory.snapshot_phases import Places
+from fsdp_doctor.memory.snapshot_phases import Places, stack_phase
 from fsdp_doctor.memory.snapshot_reader import Ints, Snapshot
 from fsdp_doctor.memory.snapshot_replay import BEFORE, NEVER, Replay
 from fsdp_doctor.model.memory import Category, Phase
@@ -102,6 +102,9 @@ def _allocation(
     before_steps = older or (not places.log.phases and found.phase is Phase.UNKNOWN)
     if before_steps and found.died is None and builds_module(found.frames):
         found.phase = Phase.WRAP  # made by set-up code, before the trace or before any step
+    elif found.phase is Phase.UNKNOWN and known and not older and places.log.phases:
+        # between the marked phases (an evaluation, or a trainer without marks) stacks tell
+        found.phase = stack_phase(known) or Phase.UNKNOWN
     return found
 
 
