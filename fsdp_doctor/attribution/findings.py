@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fsdp_doctor.attribution.memory_findings import change_text
+from fsdp_doctor.attribution.statistics import DEFAULT_BAND
 from fsdp_doctor.attribution.stragglers import Straggler
 from fsdp_doctor.model.comparison import Metric
 from fsdp_doctor.model.config import ConfigDiff
@@ -12,19 +13,36 @@ from fsdp_doctor.model.finding import Evidence, Finding
 from fsdp_doctor.units import format_relative, format_seconds
 
 
-def time_findings(metrics: Sequence[Metric], diff: ConfigDiff) -> Iterator[Finding]:
-    """Yield a finding on step time when its verdict is firm: direction and candidates only."""
+def time_findings(
+    metrics: Sequence[Metric],
+    diff: ConfigDiff,
+    *,
+    unrepeatable: bool = False,
+    band: float = DEFAULT_BAND,
+) -> Iterator[Finding]:
+    """Yield a finding on step time: direction and candidates only.
+
+    A verdict that is not firm gives none, except of jobs that cannot be run again: there a note
+    says that these launches differ by more than ``band``; the configs may not.
+    """
     step = next((m for m in metrics if m.name == "step_time_s" and m.phase is None), None)
-    if step is None or step.verdict not in ("worse", "better"):
+    if step is None or step.rank is not None:
         return
-    direction = "up" if step.verdict == "worse" else "down"
+    firm = step.verdict in ("worse", "better")
+    if not firm and not (unrepeatable and _launches_differ(step, band)):
+        return
+    rose = (step.relative or 0.0) > 0
+    direction = "up" if rose else "down"
     fitting = [
         change
         for change in diff.changed
         if change.step_time is not None and change.step_time.direction in (direction, "either")
     ]
-    verb = "rose" if direction == "up" else "fell"
-    claim = f"step time {verb} by {format_relative(abs(step.relative or 0.0)).lstrip('+')}"
+    change_in = format_relative(abs(step.relative or 0.0)).lstrip("+")
+    of = "step time" if firm else "step time of these launches"
+    claim = f"{of} {'rose' if rose else 'fell'} by {change_in}"
+    if not firm:
+        claim += ", too few or too unlike launches to say that the configs did it"
     if fitting:
         claim += "; may be due to " + ", ".join(change_text(change) for change in fitting)
     else:
@@ -33,15 +51,24 @@ def time_findings(metrics: Sequence[Metric], diff: ConfigDiff) -> Iterator[Findi
         Evidence(text=f"{c.key}: {c.step_time.reason}") for c in fitting if c.step_time is not None
     ]
     seconds = f"{format_seconds(step.a)} -> {format_seconds(step.b)}"
+    sure = 0.5 if len(fitting) == 1 else 0.3
     yield Finding(
         cause="step-time",
         claim=claim,
-        confidence=0.5 if len(fitting) == 1 else 0.3,
-        severity="warning" if step.verdict == "worse" else "note",
+        confidence=sure if firm else sure / 2,
+        severity="warning" if firm and rose else "note",
         level=0 if fitting else None,
         evidence=(Evidence(text=f"step_time_s: {seconds}"), *reasons),
         flags=tuple(change.key for change in fitting),
     )
+
+
+def _launches_differ(step: Metric, band: float) -> bool:
+    """Whether the interval of an unclear step time lies beyond the band of no interest."""
+    if step.interval is None:
+        return False
+    low, high = step.interval
+    return low > band or high < 1 / (1 + band) - 1
 
 
 def straggler_findings(a: Sequence[Straggler], b: Sequence[Straggler]) -> Iterator[Finding]:

@@ -57,13 +57,14 @@ def memory_metrics(a: Sequence[Run], b: Sequence[Run]) -> list[Metric]:
     launches_a, launches_b = [observe(run) for run in a], [observe(run) for run in b]
     sides = (_sides(launches_a), _sides(launches_b))
     common = _ranks(launches_a) & _ranks(launches_b)
+    least = max(run.manifest.memory_resolution_bytes for run in (*a, *b))
     metrics = []
     for place in sides[0].keys() | sides[1].keys():
         if place.rank is not None and place.rank not in common:
             continue
         of_a, of_b = (_of(side, place) for side in sides)
         if place.category is None or any(x.value for x in (*of_a, *of_b)):
-            metrics.append(_metric(place, of_a, of_b))
+            metrics.append(_metric(place, of_a, of_b, least))
     return metrics
 
 
@@ -87,10 +88,10 @@ def _of(side: dict[Place, list[Observed]], place: Place) -> list[Observed]:
     return [Observed(0, 0, 0)] if known else []
 
 
-def _metric(place: Place, a: list[Observed], b: list[Observed]) -> Metric:
+def _metric(place: Place, a: list[Observed], b: list[Observed], least: int) -> Metric:
     value_a, value_b = _largest(a), _largest(b)
     delta = None if value_a is None or value_b is None else value_b - value_a
-    verdict, warnings = _judge(place, a, b)
+    verdict, warnings = _judge(place, a, b, least)
     unit: Literal["count", "bytes"] = "count" if place.name == "allocation_retries" else "bytes"
     return Metric(
         name=place.name,
@@ -124,12 +125,15 @@ def _largest(launches: list[Observed]) -> int | None:
     return max((x.value for x in launches), default=None)
 
 
-def _judge(place: Place, a: list[Observed], b: list[Observed]) -> tuple[Verdict, list[str]]:
+def _judge(
+    place: Place, a: list[Observed], b: list[Observed], least: int
+) -> tuple[Verdict, list[str]]:
+    """Judge a number; ``least``: bytes to which it is rounded."""
     if not a or not b:
         return "unclear", [f"not recorded in {'A' if not a else 'B'}"]
     value_a, value_b = max(x.value for x in a), max(x.value for x in b)
     counted = place.name == "allocation_retries"
-    threshold = 1 if counted else memory_threshold(value_a)
+    threshold = 1 if counted else max(memory_threshold(value_a), least)
     warnings = [
         warning
         for side, launches in (("A", a), ("B", b))

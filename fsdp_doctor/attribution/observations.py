@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.run import PhaseRecord, RankSeries, Run, StepRecord
 from fsdp_doctor.runs.summary import steady_steps
 
@@ -57,6 +58,8 @@ def _rank_values(series: RankSeries) -> Iterator[tuple[Place, list[int]]]:
     rank = series.rank
     steps = steady_steps(series)
     phases = {str(p.phase) for step in steps for p in step.phases}
+    if phases == {str(Phase.UNKNOWN)}:  # steps that are not divided
+        phases = set()
     for name, counter in (
         ("peak_allocated_bytes", "allocated_bytes"),
         ("peak_reserved_bytes", "reserved_bytes"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,11 @@ from fsdp_doctor.cli.common import (
     write_text,
 )
 from fsdp_doctor.cli.gating import GateOptions, gate_options
-from fsdp_doctor.cli.launching import launch_options, make_launch_options, progress_line
+from fsdp_doctor.cli.launching import launch_options, make_launch_options
+from fsdp_doctor.cli.sides import Side, gather_sides, trained_now
 
 if TYPE_CHECKING:
+    from fsdp_doctor.model.comparison import Comparison
     from fsdp_doctor.model.run import Run
 
 
@@ -56,8 +57,10 @@ def command(
 ) -> int:
     """Compare two runs: what got worse, by how much, how sure, and which flag did it.
 
-    A and B are run directories (or directories of several launches), or two specs, which are
-    profiled first. Or both are CUDA memory snapshots, or directories with one of each rank.
+    A and B are run directories (or directories of several launches), specs, which are profiled
+    first, or the logs of jobs: a file or a directory of them, with their config beside them
+    (job.log+conf.yaml) where they print no argument dump. Or both are CUDA memory snapshots, or
+    directories with one of each rank.
 
     With --fail-on the exit status is 1 when a metric got worse by more than a threshold:
     'peak_allocated_bytes>2%', 'step_time_s>3%', 'peak_reserved_bytes>100MiB', 'retries>0',
@@ -69,7 +72,7 @@ def command(
     if are_snapshots((a, b)):
         gates.refuse("memory snapshots", a)
         return compare_snapshot_files(a, b, output, as_json=as_json, force=options["force"])
-    from fsdp_doctor.attribution.compare import compare_runs, comparison_to_payload
+    from fsdp_doctor.attribution.compare import comparison_to_payload
     from fsdp_doctor.report import render_comparison
     from fsdp_doctor.report.base import format_of
 
@@ -77,11 +80,12 @@ def command(
     if output is not None:
         refuse_overwrite(output, force=options["force"])
     launch = make_launch_options(options)
-    runs_a, runs_b = gather_runs(a, b, launch, launches, runs_directory)
-    trained = [run for path, runs in ((a, runs_a), (b, runs_b)) if is_spec(path) for run in runs]
+    sides = gather_sides(a, b, launch, launches, runs_directory)
+    runs_a, runs_b = sides[0].runs, sides[1].runs
+    trained = trained_now(sides)
     if _stopped(trained) and not all(any(map(_completed, runs)) for runs in (runs_a, runs_b)):
         raise click.Abort
-    comparison = gates.held(compare_runs(runs_a, runs_b), runs_a, runs_b)
+    comparison = gates.held(_compare(*sides), runs_a, runs_b)
     gates.write(comparison)
     if as_json:
         emit_json("compare", comparison_to_payload(comparison), comparison.warnings)
@@ -102,49 +106,21 @@ def _stopped(runs: Sequence[Run]) -> bool:
     return any(run.manifest.status == "interrupted" for run in runs)
 
 
-def is_spec(path: Path) -> bool:
-    """Return whether ``path`` is a file, that is a spec and not a recorded run."""
-    return path.is_file()
+def _compare(side_a: Side, side_b: Side) -> Comparison:
+    """Compare two sides; where one is a job's log, its own framework's rules give the diff."""
+    from fsdp_doctor.attribution.compare import compare_runs, compare_with_diff, effective_config
+    from fsdp_doctor.config.diff import diff_configs
+    from fsdp_doctor.model.config import ConfigDiff
 
-
-def gather_runs(
-    a: Path, b: Path, options: Any, launches: int, runs_directory: Path
-) -> tuple[list[Any], list[Any]]:
-    """Read both sides; profile those that are specs, their launches interleaved A B B A ...
-
-    With ``force`` all earlier launches of these specs are removed first, so that none of a longer
-    series is left among the new ones.
-    """
-    from fsdp_doctor.config.spec import load_written_spec
-    from fsdp_doctor.profiler.launch import profile_many
-    from fsdp_doctor.runs import load_launches
-
-    sides: list[list[Any]] = [[], []]
-    specs = {side: load_written_spec(path) for side, path in enumerate((a, b)) if is_spec(path)}
-    for side, path in enumerate((a, b)):
-        if side not in specs:
-            sides[side] = load_launches(path)
-    if specs:
-        folders = {s: runs_directory / f"{'ab'[s]}-{specs[s].spec.name}" for s in specs}
-        if options.force:
-            for folder in folders.values():
-                _remove_launches(folder)
-        jobs, owners = [], []
-        for number in range(launches):
-            order = sorted(specs, reverse=number % 2 == 1)
-            for side in order:
-                jobs.append((specs[side], folders[side] / f"launch-{number:03d}"))
-                owners.append(side)
-        with progress_line() as tell:
-            for side, run in zip(owners, profile_many(jobs, options, tell), strict=False):
-                sides[side].append(run)
-    return sides[0], sides[1]
-
-
-def _remove_launches(folder: Path) -> None:
-    """Remove the recorded launches in ``folder``, and nothing else that lies there."""
-    from fsdp_doctor.runs.reader import is_run_directory
-
-    for launch in folder.glob("launch-[0-9][0-9][0-9]"):
-        if is_run_directory(launch):
-            shutil.rmtree(launch)
+    sides = (side_a, side_b)
+    if all(side.kind != "log" for side in sides):
+        return compare_runs(side_a.runs, side_b.runs)
+    configs = [side.config or effective_config(side.runs[0]) for side in sides]
+    sizes = [side.sizes or side.runs[0].manifest.sizes for side in sides]
+    missing = [name for name, config in zip("AB", configs, strict=True) if not config.fields]
+    if missing:
+        warning = f"no config is known of {' and '.join(missing)}: nothing is attributed"
+        empty = ConfigDiff(a=configs[0], b=configs[1], changed=(), cosmetic=(), inert=())
+        return compare_with_diff(side_a.runs, side_b.runs, empty, warnings=[warning])
+    diff = diff_configs(configs[0], configs[1], sizes[0], sizes[1])
+    return compare_with_diff(side_a.runs, side_b.runs, diff)

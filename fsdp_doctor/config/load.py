@@ -17,7 +17,7 @@ from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.config import ConfigValue, EffectiveConfig, NativeConfig, NativeField
 from fsdp_doctor.model.run import ModelSizes, RunManifest
 
-__all__ = ["Known", "LoadedConfig", "load_config", "load_native", "resolve", "split_paths"]
+__all__ = ["Known", "LoadedConfig", "load_config", "load_native", "resolve", "resolve_native", "split_paths"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +59,17 @@ def load_config(
     native = load_native(paths, fmt)
     if native.format == "spec":
         return _load_spec(native, paths[0], overrides, versions or {})
+    return resolve_native(_overridden(native, overrides), versions, known)
+
+
+def resolve_native(
+    native: NativeConfig,
+    versions: Mapping[str, str] | None = None,
+    known: Known | None = None,
+) -> LoadedConfig:
+    """Resolve a config that was read, by the rules of its framework (not a spec)."""
     known = known or Known()
-    native = replace(
-        _overridden(native, overrides), packages={**native.packages, **(versions or {})}
-    )
+    native = replace(native, packages={**native.packages, **(versions or {})})
     version = version_for(native.framework, versions or {}, native.packages)
     config = _with_world(resolve(_with_hidden(native, known.hidden), version), known.world_size)
     sizes = model_sizes(known.params, known.layers, known.hidden, config.fields)

@@ -8,7 +8,9 @@ with ``rank3`` in it.
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +48,12 @@ def is_snapshot(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             head = file.read(2)
-    except OSError:
+        if head == b"\x1f\x8b":
+            with gzip.open(path) as packed:
+                head = packed.read(2)
+    except (OSError, EOFError, zlib.error):
         return False
-    return head == b"\x1f\x8b" or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05")
+    return len(head) == 2 and head[:1] == b"\x80" and head[1:] in b"\x02\x03\x04\x05"
 
 
 def find_snapshots(path: Path) -> list[SnapshotFile]:

@@ -18,7 +18,10 @@ def steady_steps(series: RankSeries) -> list[StepRecord]:
     """
 
     def has_memory(step: StepRecord) -> bool:
-        return any(p.peak.allocated_bytes is not None for p in step.phases)
+        return any(
+            p.peak.allocated_bytes is not None or p.peak.reserved_bytes is not None
+            for p in step.phases
+        )
 
     timed = [s for s in series.steps if s.kind == "timed" and has_memory(s)]
     return timed or [s for s in series.steps if s.kind == "observed" and has_memory(s)][-1:]

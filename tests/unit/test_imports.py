@@ -21,9 +21,11 @@ MAY_IMPORT = {
     "training": {"model"},
     "config": {"model", "runs"},
     "postmortem": {"model", "memory", "logs", "runs", "config"},
+    "jobs": {"model", "logs", "runs", "config", "postmortem"},
     "profiler": {"model", "runs", "memory", "training", "config"},
     "simulator": {"model", "memory", "training", "config", "profiler"},
     "attribution": {"model", "runs", "config"},
+    "fit": {"model", "runs", "config", "profiler", "simulator"},
     "report": {"model", "runs", "config", "attribution", "logs", "postmortem"},
     "cli": {
         "model",
@@ -31,10 +33,12 @@ MAY_IMPORT = {
         "config",
         "memory",
         "attribution",
+        "jobs",
         "report",
         "profiler",
         "postmortem",
         "simulator",
+        "fit",
     },
 }
 """Package -> packages it may import, besides itself and the shared small files."""

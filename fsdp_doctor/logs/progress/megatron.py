@@ -2,7 +2,8 @@
 
 Megatron-LM 0.5 to core 0.19, megatron/training/training.py ``training_log`` and
 ``report_memory``: the iteration line and ``[Rank r] (after n iterations) memory (MB) | ...`` in
-MiB. Bridge 0.1 to 0.4, training/utils/train_utils.py: decimal GB under ``mem-...-gigabytes`` keys.
+MiB; two ranks' lines may run into one. Bridge 0.1 to 0.4, training/utils/train_utils.py: decimal GB
+under ``mem-...-gigabytes`` keys.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ITERATION = re.compile(
 )
 _MEMORY = re.compile(
     rb"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \| allocated: ([\d.]+)"
-    rb" \| max allocated: ([\d.]+) \| reserved: ([\d.]+)(?: \| max reserved: [\d.]+)?[^\n]*"
+    rb" \| max allocated: ([\d.]+) \| reserved: ([\d.]+)(?: \| max reserved: [\d.]+)?[^\n\[]*"
 )
 _BRIDGE = re.compile(
     rb"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(GB\) \| "
