@@ -13,21 +13,28 @@ from fsdp_doctor.memory.snapshot_growth import find_growth
 from fsdp_doctor.memory.snapshot_reader import ReadLimits, Snapshot, read_snapshot
 from fsdp_doctor.memory.snapshot_space import describe_space, explain_oom, ranges_at
 from fsdp_doctor.memory.snapshot_view import View, view_device
+from fsdp_doctor.memory.snapshot_whatif import replay_settings
 from fsdp_doctor.model.snapshot import SnapshotAnalysis
 
 
 def analyse_snapshot(
-    path: Path, *, rank: int | None = None, limits: ReadLimits | None = None
+    path: Path,
+    *,
+    rank: int | None = None,
+    limits: ReadLimits | None = None,
+    limit_bytes: int | None = None,
 ) -> SnapshotAnalysis:
     """Read a snapshot file and explain its busiest device.
+
+    ``limit_bytes``: what the process might reserve, where a message tells.
 
     Raises:
         InputError: the file cannot be read as a snapshot.
     """
-    return analyse_view(load_view(path, limits), rank=rank)
+    return analyse_view(load_view(path, limits), rank=rank, limit_bytes=limit_bytes)
 
 
-def analyse_ranks(path: Path) -> list[SnapshotAnalysis]:
+def analyse_ranks(path: Path, limit_bytes: int | None = None) -> list[SnapshotAnalysis]:
     """Explain a file, or each rank of a directory of snapshots; one at a time in memory.
 
     Raises:
@@ -35,11 +42,12 @@ def analyse_ranks(path: Path) -> list[SnapshotAnalysis]:
     """
     files = find_snapshots(path)
     if len(files) == 1:
-        return [analyse_snapshot(files[0].path, rank=files[0].rank)]
+        return [analyse_snapshot(files[0].path, rank=files[0].rank, limit_bytes=limit_bytes)]
     found, errors = [], []
     for file in files:
         try:
-            found.append(analyse_snapshot(file.path, rank=file.rank))
+            one = analyse_snapshot(file.path, rank=file.rank, limit_bytes=limit_bytes)
+            found.append(one)
         except InputError as error:
             errors.append(error)
     if not found:
@@ -73,7 +81,9 @@ def load_view(path: Path, limits: ReadLimits | None = None) -> View:
     return view_device(snapshot, devices[0])
 
 
-def analyse_view(view: View, *, rank: int | None = None) -> SnapshotAnalysis:
+def analyse_view(
+    view: View, *, rank: int | None = None, limit_bytes: int | None = None
+) -> SnapshotAnalysis:
     """Explain a device that was read."""
     snapshot, replay = view.snapshot, view.replay
     steps = view.steps()
@@ -102,6 +112,7 @@ def analyse_view(view: View, *, rank: int | None = None) -> SnapshotAnalysis:
         space=space,
         oom=oom,
         growth=growth,
+        replay=None if oom is None else replay_settings(view, oom, limit_bytes),
         units=len(set(view.places.units) - {None}),
         warnings=tuple(_warnings(view)),
     )

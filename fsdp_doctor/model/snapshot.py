@@ -7,6 +7,7 @@ from typing import Literal
 
 from fsdp_doctor.model.finding import Finding
 from fsdp_doctor.model.memory import Category, Phase, TopAllocation
+from fsdp_doctor.model.replay import AllocatorReplay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,8 @@ class SnapshotAnalysis:
     growth: Growth | None
     units: int = 0
     """FSDP units that annotations name."""
+    replay: AllocatorReplay | None = None
+    """What other allocator settings would have made of it; None where nothing was refused."""
     findings: tuple[Finding, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -19,6 +19,8 @@ class Change:
     """Name of the evidence whose bytes it saves."""
     saves_text: str | None = None
     cost: str | None = None
+    replay: str | None = None
+    """Allocator setting whose replay on a memory snapshot tells what the change does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ CAUSES: dict[str, Cause] = {
                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (in place of max_split_size_mb)",
                 saves="idle",
                 cost="none in most jobs; not with every CUDA IPC use",
+                replay="expandable_segments:True",
             ),
             Change("pad or bucket batches to few lengths", saves_text="part of the idle memory"),
         ),

@@ -236,12 +236,27 @@ def _same_key(flag: str, key: str) -> bool:
 
 def _advice(change: Change, facts: Facts) -> Advice:
     value = facts.value(change.saves) if change.saves else None
+    replayed = _replayed(change, facts)
     return Advice(
         change=change.change,
-        saves_bytes=int(value) if value is not None else None,
-        saves_text=change.saves_text,
+        saves_bytes=int(value) if value is not None and replayed is None else None,
+        saves_text=replayed or change.saves_text,
         cost=change.cost,
     )
+
+
+def _replayed(change: Change, facts: Facts) -> str | None:
+    """Return what a replay of the snapshot says of a change."""
+    replay = facts.snapshot.replay if facts.snapshot is not None else None
+    answer = replay.of(change.replay) if replay is not None and change.replay else None
+    if answer is None:
+        return None
+    if answer.margin_bytes is None:
+        return f"not known from this snapshot: {answer.reason}"
+    size = format_bytes(abs(answer.margin_bytes))
+    if answer.outcome == "fits":
+        return f"replayed on the snapshot the request is served, with {size} to spare"
+    return f"nothing here: replayed on the snapshot {size} are missing still"
 
 
 def verdict(findings: list[Finding], facts: Mapping[str, Any], *, failed: bool) -> dict[str, Any]:

@@ -56,8 +56,9 @@ def examine(
     given = [path for path in paths if _is_snapshot_file(path)]
     files, skipped, inside = _logs(paths, [*given, *snapshots])
     settings, config_warnings = config_settings(config) if config else ({}, [])
-    shown = read_snapshots([*given, *snapshots]) + _inside(inside)
     logs = scan_logs(files) if files else ScannedLogs()
+    limit = next((f.limit_bytes for f in logs.failures if f.limit_bytes is not None), None)
+    shown = read_snapshots([*given, *snapshots], limit) + _inside(inside, limit)
     join_failures(logs.failures, shown)
     found = triage(logs)
     snapshot = of_failure(shown, found.primary) if shown else None
@@ -117,12 +118,12 @@ def _logs(
     return files, left, inside
 
 
-def _inside(folders: Sequence[Path]) -> list[SnapshotAnalysis]:
+def _inside(folders: Sequence[Path], limit_bytes: int | None) -> list[SnapshotAnalysis]:
     """Snapshots that lie beside logs: one that cannot be read is no reason to give up."""
     found: list[SnapshotAnalysis] = []
     for folder in folders:
         with suppress(InputError):
-            found += read_snapshots([folder])
+            found += read_snapshots([folder], limit_bytes)
     return found
 
 

@@ -162,15 +162,22 @@ RULES: tuple[Rule, ...] = (
     ),
     _seen(
         "fragmentation",
-        "replay_expandable == 'fits' and space != 'full'",
+        "replay_expandable == 'fits' and replay_margin_share >= 0.02 and pieces_share >= 0.03",
         0.4,
-        "replayed with expandable segments the request is served",
+        "replayed with expandable segments the request is served, with {replay_margin} to spare",
+        "replay_margin",
     ),
     _seen(
         "fragmentation",
         "replay_expandable == 'fails' and refused and not expandable",
         -0.5,
-        "but replayed with expandable segments the request fails as well",
+        "but replayed with expandable segments {replay_margin} are missing as well",
+    ),
+    _seen(
+        "fragmentation",
+        "kept_per_step > 0",
+        -0.4,
+        "but memory grows with every step, which fills any layout",
     ),
     _seen(
         "stream-reuse",

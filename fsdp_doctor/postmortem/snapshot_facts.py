@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from fsdp_doctor.memory.snapshot_whatif import EXPANDABLE
 from fsdp_doctor.model.finding import Evidence
 from fsdp_doctor.model.memory import Category, Phase, TopAllocation
 from fsdp_doctor.model.snapshot import SnapshotAnalysis
@@ -78,6 +79,7 @@ def snapshot_facts(found: SnapshotAnalysis, of_device: float | None = None) -> d
         values[f"part_{group}"] = sure * size / max(held - unknown, 1)
     values["leading"] = max(_CAUSES, key=lambda group: int(values[f"held_{group}"]))
     values["share_waiting"] = values["held_waiting"] / max(focus.active_bytes, 1)
+    values |= _replay(found)
     return values | _space(found) | _growth(found) | _blocks(focus.top_allocations, held)
 
 
@@ -125,6 +127,17 @@ def _space(found: SnapshotAnalysis) -> dict[str, Any]:
         "elsewhere": oom.elsewhere_bytes,
         "elsewhere_share": oom.elsewhere_bytes / reserved,
         "elsewhere_whose": whose,
+    }
+
+
+def _replay(found: SnapshotAnalysis) -> dict[str, Any]:
+    answer = found.replay.of(EXPANDABLE) if found.replay is not None else None
+    if found.replay is None or answer is None or answer.margin_bytes is None:
+        return {"replay_expandable": answer.outcome if answer is not None else None}
+    return {
+        "replay_expandable": answer.outcome,
+        "replay_margin": abs(answer.margin_bytes),
+        "replay_margin_share": answer.margin_bytes / max(found.replay.capacity_bytes, 1),
     }
 
 

@@ -20,13 +20,16 @@ _SURE = frozenset({"checkpoint_save", "checkpoint_load", "evaluation", "generati
 """Phases that frames tell and annotations do not."""
 
 
-def read_snapshots(paths: Sequence[Path]) -> list[SnapshotAnalysis]:
-    """Read the snapshots of files and directories. Raises InputError when none can be read."""
+def read_snapshots(paths: Sequence[Path], limit_bytes: int | None = None) -> list[SnapshotAnalysis]:
+    """Read the snapshots of files and directories. Raises InputError when none can be read.
+
+    ``limit_bytes``: what a process may reserve, where a message tells.
+    """
     found: list[SnapshotAnalysis] = []
     error: InputError | None = None
     for path in paths:
         try:
-            found += analyse_ranks(path)
+            found += analyse_ranks(path, limit_bytes)
         except InputError as failed:
             error = error or failed
     if not found and error is not None:

@@ -9,6 +9,7 @@ from fsdp_doctor.report.snapshot_document import (
     ranks_section,
     request_section,
 )
+from fsdp_doctor.report.snapshot_replays import replay_section
 from fsdp_doctor.report.snapshot_tables import (
     growth_section,
     space_sections,
@@ -29,6 +30,7 @@ def snapshot_sections(result: PostMortem) -> list[Section]:
         sections.append(ranks_section(result.snapshots, shown))
     return [
         *sections,
+        *replay_section(shown),
         *tops_section(shown),
         *steps_section(shown),
         *growth_section(shown),

@@ -21,6 +21,7 @@ from fsdp_doctor.report.document import (
 )
 from fsdp_doctor.report.facts import by_size
 from fsdp_doctor.report.snapshot_cards import findings_section, label_of, place_text
+from fsdp_doctor.report.snapshot_replays import replay_section
 from fsdp_doctor.report.snapshot_tables import (
     growth_section,
     space_sections,
@@ -48,7 +49,7 @@ def snapshots_document(analyses: Sequence[SnapshotAnalysis], shown: SnapshotAnal
     oom = shown.oom
     sections = [findings_section(shown.findings, "Nothing stands out.")]
     if oom is not None:
-        sections.append(request_section(shown, oom))
+        sections += [request_section(shown, oom), *replay_section(shown)]
     if len(analyses) > 1:
         sections.append(ranks_section(analyses, shown))
     sections += [

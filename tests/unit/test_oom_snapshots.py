@@ -188,7 +188,7 @@ def fragmentation() -> Maker:
     job.maker.free(*fillers)
     job.steps()
     job.maker.note("DistributedDataParallel.forward")
-    return job.refuse(200)
+    return job.refuse(200, free=60)
 
 
 def logits() -> Maker:

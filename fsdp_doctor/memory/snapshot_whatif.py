@@ -1,0 +1,305 @@
+"""Would other allocator settings have served the request that was refused?
+
+The trace, up to the refused request, is fed to the model of the caching allocator
+(``caching_allocator``). Blocks older than the trace start where they lay; under settings that
+would have placed them otherwise they are laid side by side, which flatters those settings a little:
+how many bytes that concerns is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fsdp_doctor.memory.caching_allocator import (
+    LARGE_SEGMENT,
+    SMALL_SEGMENT,
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    OutOfMemoryModelled,
+)
+from fsdp_doctor.memory.snapshot_replay import BEFORE
+from fsdp_doctor.memory.snapshot_space import driver_bytes, ranges_at
+from fsdp_doctor.memory.snapshot_view import View
+from fsdp_doctor.model.replay import AllocatorReplay, WhatIf
+from fsdp_doctor.model.snapshot import OomEvent
+
+AS_IT_RAN = "as it ran"
+EXPANDABLE = "expandable_segments:True"
+MAX_EVENTS = 100_000
+"""Trace entries that are replayed: the last ones before the refused request."""
+MUCH = 0.6
+"""With this share of the memory older than the replay, nothing is said of another layout."""
+_POOL = 1 << 20
+"""Streams of private pools get numbers apart."""
+
+
+class PagedAllocator(CachingAllocator):
+    """Expandable segments whose free pages are given back wherever they lie (torch 2.1 - 2.14:
+    ``unmap_block`` of every free block). A hole is not mapped again; the segment grows at its end.
+    """
+
+    def release_cached(self) -> int:
+        """Give free segments, or free pages, back; return their bytes."""
+        self._begins: dict[tuple[bool, int], int] = {}
+        return super().release_cached()
+
+    def releasable_bytes(self) -> int:
+        """What ``release_cached`` would give back now."""
+        if not self.settings.expandable_segments:
+            listed = (self._at[a] for blocks in self._free.values() for _, a in blocks)
+            return sum(block.size for block in listed if block.whole)
+        return sum(
+            size // (SMALL_SEGMENT if pool[0] else LARGE_SEGMENT)
+            * (SMALL_SEGMENT if pool[0] else LARGE_SEGMENT)
+            for pool, blocks in self._free.items()
+            for size, _ in blocks
+        )  # fmt: skip
+
+    def _unmap(self, block: Block) -> None:
+        if self._tails.get(block.pool) is block:
+            super()._unmap(block)
+            return
+        page = SMALL_SEGMENT if block.pool[0] else LARGE_SEGMENT
+        begin = block.address - self._begin(block)
+        end = begin + block.size
+        low, high = -(-begin // page) * page, end // page * page
+        if low >= high:
+            return
+        self._remove(block)
+        hole = block
+        if low > begin:
+            hole = self._part(block, low - begin)
+            self._insert(block)
+        if end > high:
+            self._insert(self._part(hole, high - low))
+        hole.used = True
+        self.reserved_bytes -= high - low
+        self.segment_frees += (high - low) // page
+
+    def _begin(self, block: Block) -> int:
+        """Where the expandable segment of a block begins: its pages are counted from there."""
+        if block.pool not in self._begins:
+            first = block
+            while first.previous is not None:
+                first = first.previous
+            self._begins[block.pool] = first.address
+        return self._begins[block.pool]
+
+    def _part(self, block: Block, size: int) -> Block:
+        rest = Block(block.address + size, block.size - size, block.pool)
+        rest.previous, rest.next = block, block.next
+        if block.next is not None:
+            block.next.previous = rest
+        block.next, block.size = rest, size
+        self._at[rest.address] = rest
+        return rest
+
+
+@dataclass(frozen=True, slots=True)
+class _Story:
+    """The blocks of a window in the order of their events."""
+
+    events: list[int]
+    """Block index + 1: allocated; -(index + 1): given back."""
+    requested: list[int]
+    stream: list[int]
+    older: list[int]
+    """Indexes of the blocks that are there when the window begins, by address."""
+    request: int
+    request_stream: int
+
+
+def replay_settings(view: View, oom: OomEvent, limit_bytes: int | None = None) -> AllocatorReplay:
+    """Replay the trace of a device whose request ``oom`` was refused, under several settings.
+
+    ``limit_bytes``: what the process might reserve, where a message tells.
+    """
+    at = int(view.replay.trace.where("oom")[-1])
+    begin = max(at - MAX_EVENTS, 0)
+    story = _story(view, begin, at)
+    recorded = recorded_settings(view.snapshot.settings)
+    capacity, least = _capacity(view, at, oom, limit_bytes)
+    recorded = replace(recorded, capacity_bytes=capacity)
+    sizes = view.replay.blocks.size + view.replay.blocks.rest
+    assumed = int(sizes[story.older].sum()) if story.older else 0
+    held = int(view.replay.active[at])
+    unsure = assumed > MUCH * held
+    changes = [_outcome(view, story, recorded, AS_IT_RAN, begin)]
+    if changes[0].outcome == "fits":
+        changes[0] = replace(
+            changes[0], outcome="unknown", reason="the model serves it: it leaves something out"
+        )
+    for name, settings in variants(recorded):
+        changed = recorded.expandable_segments != settings.expandable_segments
+        if changed and unsure:
+            reason = "the trace begins too late: most blocks are older"
+            changes.append(_unknown(name, reason))
+        elif changes[0].outcome == "unknown":
+            changes.append(_unknown(name, "the model does not refuse what was refused"))
+        else:
+            answer = _outcome(view, story, settings, name, begin)
+            if least and answer.outcome == "fails":
+                most = replace(settings, capacity_bytes=capacity + oom.driver_bytes - 1)
+                if _outcome(view, story, most, name, begin).outcome == "fits":
+                    answer = _unknown(name, "it hangs on the exact limit of the process")
+            changes.append(answer)
+    return AllocatorReplay(
+        capacity_bytes=capacity,
+        capacity_is_least=least,
+        floor_bytes=held + oom.requested_bytes,
+        events=at - begin,
+        assumed_bytes=assumed,
+        rest_of_step_bytes=_rest_of_step(view, at),
+        changes=tuple(changes),
+    )
+
+
+def _unknown(name: str, reason: str) -> WhatIf:
+    return WhatIf(
+        setting=name, outcome="unknown", margin_bytes=None, peak_reserved_bytes=None, reason=reason
+    )
+
+
+def recorded_settings(settings: dict[str, object]) -> AllocatorSettings:
+    """Return the allocator settings that a snapshot tells (torch 2.1 and later)."""
+    split = settings.get("max_split_size", -1)
+    collect = settings.get("garbage_collection_threshold", 0.0)
+    return AllocatorSettings(
+        max_split_size_bytes=split if isinstance(split, int) and 0 < split < 1 << 50 else None,
+        garbage_collection_threshold=float(collect) if isinstance(collect, int | float) else 0.0,
+        expandable_segments=bool(settings.get("expandable_segments")),
+    )
+
+
+def variants(recorded: AllocatorSettings) -> list[tuple[str, AllocatorSettings]]:
+    """Return the settings worth trying beside the recorded ones."""
+    found = []
+    if not recorded.expandable_segments:
+        found.append(
+            (EXPANDABLE, replace(recorded, expandable_segments=True, max_split_size_bytes=None))
+        )
+    if recorded.max_split_size_bytes is not None:
+        found.append(("max_split_size_mb unset", replace(recorded, max_split_size_bytes=None)))
+    else:
+        limited = replace(recorded, max_split_size_bytes=128 << 20)
+        found.append(("max_split_size_mb:128", limited))
+    rounding = replace(recorded, roundup_power2_divisions=4)
+    found.append(("roundup_power2_divisions:4", rounding))
+    if not recorded.garbage_collection_threshold:
+        collecting = replace(recorded, garbage_collection_threshold=0.8)
+        found.append(("garbage_collection_threshold:0.8", collecting))
+    return found
+
+
+def _capacity(view: View, at: int, oom: OomEvent, limit_bytes: int | None) -> tuple[int, bool]:
+    """Return what the process could reserve, and whether that is only known to be the least."""
+    reserved, free = int(view.replay.reserved[at]), oom.device_free_bytes or 0
+    asked = driver_bytes(oom.requested_bytes)
+    if free < asked:
+        return reserved + free, False
+    if limit_bytes is None or abs(limit_bytes - reserved) > asked:
+        return reserved, True
+    return min(max(limit_bytes, reserved), reserved + asked - SMALL_SEGMENT), False
+
+
+def _rest_of_step(view: View, at: int) -> int | None:
+    peaks = [step.peak_allocated_bytes for step in view.steps() if step.complete]
+    return max(max(peaks) - int(view.replay.allocated[at]), 0) if peaks else None
+
+
+def _story(view: View, begin: int, at: int) -> _Story:
+    blocks, trace = view.replay.blocks, view.replay.trace
+    older = np.flatnonzero((blocks.born < begin) & (blocks.completed >= begin))
+    older = older[np.argsort(blocks.addr[older], kind="stable")]
+    born = np.flatnonzero((blocks.born >= begin) & (blocks.born < at))
+    gone = np.flatnonzero(
+        (blocks.completed >= begin) & (blocks.completed < at) & (blocks.completed != BEFORE)
+    )
+    where = np.concatenate([blocks.born[born] * 2 + 1, blocks.completed[gone] * 2])
+    what = np.concatenate([born + 1, -(gone + 1)])
+    stream = blocks.stream + blocks.pool * _POOL
+    return _Story(
+        events=what[np.argsort(where, kind="stable")].tolist(),
+        requested=blocks.requested.tolist(),
+        stream=stream.tolist(),
+        older=older.tolist(),
+        request=int(trace.size[at]),
+        request_stream=int(trace.stream[at]) + int(trace.pool[at]) * _POOL,
+    )
+
+
+def _outcome(
+    view: View, story: _Story, settings: AllocatorSettings, name: str, begin: int
+) -> WhatIf:
+    allocator = PagedAllocator(settings)
+    held: dict[int, Block] = {}
+    peak = 0
+    entry = -1
+    try:
+        _lay_out(view, story, allocator, held, begin)
+        for entry, event in enumerate(story.events):  # noqa: B007 (told when refused)
+            if event < 0:
+                block = held.pop(-event - 1, None)
+                if block is not None:
+                    allocator.free(block)
+                continue
+            index = event - 1
+            held[index] = allocator.allocate(story.requested[index], story.stream[index])
+            peak = max(peak, allocator.reserved_bytes)
+        entry = len(story.events)
+        allocator.allocate(story.request, story.request_stream)
+    except OutOfMemoryModelled as refused:
+        missing = allocator.reserved_bytes + driver_bytes(refused.requested_bytes)
+        early = "" if entry == len(story.events) else f"already at entry {entry} of the replay"
+        return WhatIf(
+            setting=name,
+            outcome="fails",
+            margin_bytes=min((settings.capacity_bytes or 0) - missing, -1),
+            peak_reserved_bytes=max(peak, allocator.reserved_bytes),
+            reason=early,
+        )
+    left = (settings.capacity_bytes or 0) - allocator.reserved_bytes
+    return WhatIf(
+        setting=name,
+        outcome="fits",
+        margin_bytes=left + allocator.releasable_bytes(),
+        peak_reserved_bytes=max(peak, allocator.reserved_bytes),
+    )
+
+
+def _lay_out(
+    view: View, story: _Story, allocator: PagedAllocator, held: dict[int, Block], begin: int
+) -> None:
+    """Put the blocks that are older than the replay where they lay, or side by side."""
+    recorded = bool(view.snapshot.settings.get("expandable_segments"))
+    if allocator.settings.expandable_segments or recorded:
+        for index in story.older:
+            held[index] = allocator.allocate(story.requested[index], story.stream[index])
+        return
+    blocks = view.replay.blocks
+    ranges = ranges_at(view.snapshot, view.replay, begin)
+    for r in sorted(ranges, key=lambda r: -r.address):
+        inside = r.blocks.tolist() if r.blocks is not None else []
+        inside.sort(key=lambda index: int(blocks.addr[index]))
+        pieces: list[tuple[int, int, bool]] = []
+        owners: list[int] = []
+        position = r.address
+        for index in inside:
+            address = int(blocks.addr[index])
+            size = int(blocks.size[index] + blocks.rest[index])
+            if address < position or address + size > r.end:
+                continue
+            if address > position:
+                pieces.append((address - position, 0, False))
+                owners.append(-1)
+            pieces.append((size, story.requested[index], True))
+            owners.append(index)
+            position = address + size
+        if position < r.end:
+            pieces.append((r.end - position, 0, False))
+            owners.append(-1)
+        placed = allocator.adopt(r.size, r.stream + r.pool * _POOL, pieces)
+        held.update((o, block) for o, block in zip(owners, placed, strict=True) if o >= 0)
