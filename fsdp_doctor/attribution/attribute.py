@@ -96,21 +96,23 @@ def attribute_split(divided: Split, changes: Sequence[ConfigChange]) -> list[Att
     for category in divided.a.keys() | divided.b.keys():
         delta = divided.b.get(category, 0) - divided.a.get(category, 0)
         if delta:
-            rows.append(_row(divided, category, delta, changes))
+            rows.append(blamed_row(divided, category, delta, changes))
     rest = total - sum(row.value for row in rows)
     rows.sort(key=lambda row: (-abs(row.value), row.category or ""))
     if rest:
-        rows.append(_rest(metric, rest, observed_at=total - rest))
+        rows.append(rest_row(metric, rest, observed_at=total - rest))
     return rows
 
 
-def _share(value: int, metric: Metric) -> float | None:
+def share_of(value: int, metric: Metric) -> float | None:
+    """Return the part of a metric's difference; None when there is none."""
     return value / metric.delta if metric.delta else None
 
 
-def _row(
+def blamed_row(
     divided: Split, category: str | None, delta: int, changes: Sequence[ConfigChange]
 ) -> Attribution:
+    """Put bytes of a category down to the fields whose known effects fit, or to none."""
     metric = divided.metric
     found = _blame(divided, category, delta, changes)
     text = f"{format_bytes(delta, signed=True)} in {category or 'allocated memory'}"
@@ -125,7 +127,7 @@ def _row(
         category=category,
         keys=found.keys,
         value=delta,
-        share=_share(delta, metric),
+        share=share_of(delta, metric),
         level=found.level,
         predicted=found.predicted,
         evidence=text,
@@ -147,7 +149,8 @@ def _blame(
     return found if found.level == 1 else Blame(reason=divided.moved)
 
 
-def _rest(metric: Metric, rest: int, *, observed_at: int) -> Attribution:
+def rest_row(metric: Metric, rest: int, *, observed_at: int) -> Attribution:
+    """Return the row of what the observed steps, which have categories, do not show."""
     return Attribution(
         metric=metric.name,
         rank=metric.rank,
@@ -155,7 +158,7 @@ def _rest(metric: Metric, rest: int, *, observed_at: int) -> Attribution:
         category=None,
         keys=(),
         value=rest,
-        share=_share(rest, metric),
+        share=share_of(rest, metric),
         evidence=f"the observed steps differ by {format_bytes(observed_at, signed=True)}, "
         f"the compared steps by {format_bytes(metric.delta, signed=True)}",
         rests_on=SIDES,

@@ -45,9 +45,13 @@ def agrees(predicted: int | None, measured: int) -> bool:
     """Return whether a formula's bytes match the measured ones, in sign and in size."""
     if not predicted or (predicted > 0) != (measured > 0):
         return False
-    size = abs(measured)
-    small = min(float(TOLERANCE_BYTES), TOLERANCE_SMALL_SHARE * size)
-    return abs(predicted - measured) <= max(TOLERANCE_SHARE * size, small)
+    return within_tolerance(predicted, measured, abs(measured))
+
+
+def within_tolerance(predicted: int, measured: int, scale: int) -> bool:
+    """Return whether two changes are equal within the tolerance of a change of ``scale`` bytes."""
+    small = min(float(TOLERANCE_BYTES), TOLERANCE_SMALL_SHARE * scale)
+    return abs(predicted - measured) <= max(TOLERANCE_SHARE * scale, small)
 
 
 def find_candidate(

@@ -18,9 +18,11 @@ from fsdp_doctor.attribution.moved_peak import find_moved_peak
 from fsdp_doctor.attribution.out_of_memory import out_of_memory
 from fsdp_doctor.attribution.out_of_memory_findings import out_of_memory_findings
 from fsdp_doctor.attribution.payload import comparison_to_payload
+from fsdp_doctor.attribution.simulated_rows import attribute_by
 from fsdp_doctor.attribution.statistics import DEFAULT_BAND
 from fsdp_doctor.attribution.stragglers import find_stragglers
 from fsdp_doctor.attribution.unfinished import bounded
+from fsdp_doctor.attribution.what_if import Simulation, explore
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.comparison import Comparison
 from fsdp_doctor.model.config import ConfigDiff, EffectiveConfig
@@ -30,16 +32,23 @@ from fsdp_doctor.model.run import Run
 __all__ = ["compare_runs", "compare_with_diff", "comparison_to_payload", "effective_config"]
 
 
-def compare_runs(a: Sequence[Run], b: Sequence[Run], *, band: float = DEFAULT_BAND) -> Comparison:
+def compare_runs(
+    a: Sequence[Run],
+    b: Sequence[Run],
+    *,
+    band: float = DEFAULT_BAND,
+    simulation: Simulation | None = None,
+) -> Comparison:
     """Compare the launches of two sides.
 
-    ``band`` is the relative change of step time of no interest. Raises InputError when a side
-    recorded nothing, or when the sides have no number in common.
+    ``band`` is the relative change of step time of no interest. ``simulation``: simulates the specs
+    between those of A and B, to divide memory among several changed fields. Raises InputError when
+    a side recorded nothing, or when the sides have no number in common.
     """
     check_usable(a, "A")
     check_usable(b, "B")
     diff, warnings = _diff(a[0], b[0])
-    return compare_with_diff(a, b, diff, band=band, warnings=warnings)
+    return compare_with_diff(a, b, diff, band=band, warnings=warnings, simulation=simulation)
 
 
 def compare_with_diff(
@@ -49,6 +58,7 @@ def compare_with_diff(
     *,
     band: float = DEFAULT_BAND,
     warnings: Sequence[str] = (),
+    simulation: Simulation | None = None,
 ) -> Comparison:
     """Compare as ``compare_runs`` does, by a config diff that is known already."""
     if band < 0.0:
@@ -63,14 +73,25 @@ def compare_with_diff(
     metrics = bounded(compare_metrics(a, b, band=band), a, b)
     ended = out_of_memory(a, all_b, diff.changed)
     controlled = is_controlled(a, b, diff)
-    attribution = attribute(metrics, diff.changed, a, b, controlled=controlled)
+    settled = controlled and len(diff.changed) == 1
+    explored = None
+    if simulation is not None and simulation.is_worth_it(metrics, diff, settled=settled):
+        explored = explore(a, b, diff, simulation.simulate, simulation.tell)
+    if isinstance(explored, str):
+        warnings.append(f"the specs between A and B were not simulated: {explored}")
+        explored = None
+    if explored is None:
+        attribution = attribute(metrics, diff.changed, a, b, controlled=controlled)
+        what_if = None
+    else:
+        attribution, what_if = attribute_by(explored, metrics, diff.changed, a, b)
     if ended is not None:
         metrics, attribution = (*metrics, ended.metric), (*attribution, *ended.rows)
         failures += out_of_memory_findings(ended, diff.changed)
     findings = (
         *failures,
         *memory_findings(metrics, attribution, diff, find_moved_peak(a, b)),
-        *time_findings(metrics, diff),
+        *time_findings(metrics, diff, unrepeatable=_only_recorded(a, b), band=band),
         *straggler_findings(find_stragglers(a), find_stragglers(b)),
     )
     return Comparison(
@@ -81,7 +102,12 @@ def compare_with_diff(
         attribution=attribution,
         findings=tuple(sorted(findings, key=_urgency)),
         warnings=tuple(warnings),
+        what_if=what_if,
     )
+
+
+def _only_recorded(a: Sequence[Run], b: Sequence[Run]) -> bool:
+    return all(run.manifest.source == "recorded" for run in (*a, *b))
 
 
 def _comparable(runs: Sequence[Run]) -> list[Run]:

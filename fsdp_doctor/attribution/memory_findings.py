@@ -62,6 +62,11 @@ class Group:
         return sum(row.value for row in self.rows)
 
     @property
+    def is_simulated(self) -> bool:
+        """Return whether these are the shares of simulated points."""
+        return bool(self.keys) and any(row.first_in is not None for row in self.rows)
+
+    @property
     def level(self) -> int | None:
         """The weakest level among the rows that make up the bulk of the bytes."""
         bulk = [row for row in self.rows if 10 * abs(row.value) >= abs(self.rows[0].value)]
@@ -182,7 +187,10 @@ def _named(subject: Subject, group: Group, changes: dict[str, ConfigChange]) -> 
     joint = len(group.keys) > 1
     confidence = JOINT_CONFIDENCE if joint else CONFIDENCE.get(group.level or 0, 0.5)
     flags = " and ".join(change_text(changes[key]) for key in group.keys if key in changes)
-    claim = f"{subject.text}; {flags} {_effect_text(group, with_it=with_it, joint=joint)}"
+    effect = _effect_text(group, with_it=with_it, joint=joint)
+    if group.is_simulated:
+        effect = _simulated_text(group, subject.delta)
+    claim = f"{subject.text}; {flags} {effect}"
     undo = rise and with_it and not joint
     saves = min(group.value, int(subject.whole.delta or 0))
     return Finding(
@@ -207,6 +215,21 @@ def _effect_text(group: Group, *, with_it: bool, joint: bool) -> str:
     return f"{'accounts for' if group.level else 'may account for'} {amounts}"
 
 
+def _simulated_text(group: Group, delta: int) -> str:
+    """Return e.g. ``accounts for 2.81 GiB of it (48 %): +3.55 GiB in activations, ...``."""
+    verb = "accounts for" if group.level else "may account for"
+    share = f"{100 * group.value / delta:.0f} %" if delta else ""
+    amount = format_bytes(group.value, signed=True)
+    where = _amounts(group, signed=True) if len(group.rows) > 1 else _place(group.rows[0])
+    text = f"{verb} {amount} of it ({share}), simulated: {where}"
+    partners = list(dict.fromkeys(key for row in group.rows for key in row.interacts_with))
+    return f"{text}; how much depends on {' and '.join(partners)}" if partners else text
+
+
+def _place(row: Attribution) -> str:
+    return f"all in {row.category or 'allocated memory'}"
+
+
 def _amounts(group: Group, *, signed: bool) -> str:
     """Return e.g. ``1.20 GiB of it in unsharded_parameters (predicted 1.20 GiB)``."""
 
@@ -215,7 +238,8 @@ def _amounts(group: Group, *, signed: bool) -> str:
 
     parts = []
     for row in group.rows[:_TOLD_CATEGORIES]:
-        formula = "" if row.predicted is None else f" (predicted {text(row.predicted)})"
+        hidden = row.predicted is None or group.is_simulated
+        formula = "" if hidden else f" (predicted {text(row.predicted or 0)})"
         of_it = "" if signed else " of it"
         parts.append(f"{text(row.value)}{of_it} in {row.category or 'allocated memory'}{formula}")
     rest = sum(row.value for row in group.rows[_TOLD_CATEGORIES:])

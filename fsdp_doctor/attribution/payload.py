@@ -100,6 +100,15 @@ def what_if_to_payload(what_if: WhatIf) -> dict[str, Any]:
         "interactions": [
             {**_plain(found), "keys": list(found.keys)} for found in what_if.interactions
         ],
+        "shares": [
+            {
+                **_plain(share),
+                "keys": list(share.keys),
+                "interacts_with": list(share.interacts_with),
+                "rests_on": list(share.rests_on),
+            }
+            for share in what_if.shares
+        ],
     }
 
 

@@ -19,6 +19,7 @@ from fsdp_doctor.cli.common import (
 from fsdp_doctor.cli.gating import GateOptions, gate_options
 from fsdp_doctor.cli.launching import launch_options, make_launch_options
 from fsdp_doctor.cli.sides import Side, gather_sides, trained_now
+from fsdp_doctor.cli.simulating import simulate_option, simulation
 
 if TYPE_CHECKING:
     from fsdp_doctor.model.comparison import Comparison
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     default=Path("runs"),
     help="Where specs are recorded (default runs/).",
 )
+@simulate_option
 @gate_options
 @launch_options
 @json_option
@@ -52,6 +54,7 @@ def command(
     output: Path | None,
     launches: int,
     runs_directory: Path,
+    simulate: bool | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -85,7 +88,7 @@ def command(
     trained = trained_now(sides)
     if _stopped(trained) and not all(any(map(_completed, runs)) for runs in (runs_a, runs_b)):
         raise click.Abort
-    comparison = gates.held(_compare(*sides), runs_a, runs_b)
+    comparison = gates.held(_compare(*sides, simulate=simulate), runs_a, runs_b)
     gates.write(comparison)
     if as_json:
         emit_json("compare", comparison_to_payload(comparison), comparison.warnings)
@@ -106,7 +109,7 @@ def _stopped(runs: Sequence[Run]) -> bool:
     return any(run.manifest.status == "interrupted" for run in runs)
 
 
-def _compare(side_a: Side, side_b: Side) -> Comparison:
+def _compare(side_a: Side, side_b: Side, *, simulate: bool | None) -> Comparison:
     """Compare two sides; where one is a job's log, its own framework's rules give the diff."""
     from fsdp_doctor.attribution.compare import compare_runs, compare_with_diff, effective_config
     from fsdp_doctor.config.diff import diff_configs
@@ -114,7 +117,8 @@ def _compare(side_a: Side, side_b: Side) -> Comparison:
 
     sides = (side_a, side_b)
     if all(side.kind != "log" for side in sides):
-        return compare_runs(side_a.runs, side_b.runs)
+        with simulation(simulate) as simulated:
+            return compare_runs(side_a.runs, side_b.runs, simulation=simulated)
     configs = [side.config or effective_config(side.runs[0]) for side in sides]
     sizes = [side.sizes or side.runs[0].manifest.sizes for side in sides]
     missing = [name for name, config in zip("AB", configs, strict=True) if not config.fields]

@@ -53,6 +53,29 @@ class WhatIfInteraction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfShare:
+    """What fields that are flipped together do to one number, over all categories."""
+
+    metric: str
+    phase: str | None
+    keys: tuple[str, ...]
+    value: int | None
+    """Their share of the difference, in bytes; None: no point tells."""
+    share: float | None
+    """The same as a part of the measured difference."""
+    first_in: int | None
+    """The change when they alone are flipped in A: are they sufficient?"""
+    last_out: int | None
+    """The change that is missing when they alone are flipped back in B: are they necessary?"""
+    one_sided: bool
+    """Whether only one of the two ends could be evaluated."""
+    interacts_with: tuple[str, ...]
+    level: int
+    """Evidence level (see Finding.level)."""
+    rests_on: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """A design of simulated points, and how it held against the measured difference."""
 
@@ -69,3 +92,5 @@ class WhatIf:
     points: tuple[WhatIfPoint, ...]
     misses: tuple[WhatIfMiss, ...]
     interactions: tuple[WhatIfInteraction, ...]
+    shares: tuple[WhatIfShare, ...] = ()
+    """Of every field, those that do nothing too, for each number that changed firmly."""

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from fsdp_doctor.attribution.moved_peak import MovedPeak
 from fsdp_doctor.attribution.out_of_memory import METRIC as OOM
 from fsdp_doctor.model.comparison import Attribution, Comparison, Metric
+from fsdp_doctor.report.comparison_what_if import Group, evidence_sections, group_title, share_table
 from fsdp_doctor.report.document import Block, Cell, Column, Footnotes, Prose, Section, Table
-from fsdp_doctor.report.words import LEVELS, UNKNOWN, format_value, metric_name, words
+from fsdp_doctor.report.words import UNKNOWN, format_value, level_text, words
 from fsdp_doctor.units import format_bytes
-
-Group = tuple[str, int | None, str | None]
-"""Metric, rank and phase of rows that add up to one difference."""
 
 
 def attribution_sections(
@@ -28,16 +26,24 @@ def attribution_sections(
         groups.setdefault((part.metric, part.rank, part.phase), []).append(part)
     tables = {
         key: _attribution_table(
-            _group_title(key), parts, _metric_of(comparison, key), notes, _caveat(key, moved)
+            group_title(key), parts, _metric_of(comparison, key), notes, _caveat(key, moved)
         )
         for key, parts in groups.items()
     }
     leading = [key for key in tables if _leads(key, comparison, moved)]
-    main: list[Block] = [tables[key] for key in sorted(leading, key=lambda key: key[0] != OOM)]
-    rest = [table for key, table in tables.items() if key not in leading]
+    told: dict[Group, Table] = {}
+    if comparison.what_if is not None:
+        told = {
+            key: table for key in leading if (table := share_table(comparison, key)) is not None
+        }
+    main: list[Block] = [
+        told.get(key, tables[key]) for key in sorted(leading, key=lambda key: key[0] != OOM)
+    ]
+    rest = [table for key, table in tables.items() if key not in leading or key in told]
     if not main:
         main = [Prose(text="No difference over the whole run to attribute.", tone="muted")]
     sections = [Section(title="Which field did it", blocks=tuple(main))]
+    sections += evidence_sections(comparison)
     if rest:
         title = "Which field did it, by phase and rank"
         sections.append(Section(title=title, blocks=tuple(rest), collapsed=True, only="wide"))
@@ -60,16 +66,6 @@ def _caveat(key: Group, moved: MovedPeak | None) -> str:
     if moved is None or phase is not None or not name.startswith("peak"):
         return ""
     return f"T{moved.text[1:]}: these bytes are of two phases."
-
-
-def _group_title(key: Group) -> str:
-    name, rank, phase = key
-    parts = [metric_name(name)]
-    if phase is not None:
-        parts.append(words(phase))
-    if rank is not None:
-        parts.append(f"rank {rank}")
-    return ", ".join(parts)
 
 
 def _metric_of(comparison: Comparison, key: Group) -> Metric | None:
@@ -141,8 +137,3 @@ def _attribution_row(part: Attribution, notes: Footnotes) -> tuple[Cell, ...]:
         Cell(level_text(part.level)),
         Cell(part.evidence),
     )
-
-
-def level_text(level: int | None) -> str:
-    """Return how a flag's guilt is known, in a word or two."""
-    return UNKNOWN if level is None else LEVELS.get(level, f"level {level}")

@@ -11,7 +11,7 @@ from fsdp_doctor.model.config import ConfigChange, ConfigDiff
 from fsdp_doctor.model.finding import Evidence, Finding
 from fsdp_doctor.model.run import Run
 from fsdp_doctor.report import facts, plots
-from fsdp_doctor.report.comparison_attribution import attribution_sections, level_text
+from fsdp_doctor.report.comparison_attribution import attribution_sections
 from fsdp_doctor.report.comparison_metrics import headline_tiles, metric_sections
 from fsdp_doctor.report.document import (
     Block,
@@ -33,6 +33,7 @@ from fsdp_doctor.report.words import (
     LEVEL_MEANINGS,
     UNKNOWN,
     config_value,
+    level_text,
     run_labels,
     source_text,
     words,

@@ -55,6 +55,11 @@ _METRIC_NAMES = {
 }
 
 
+def level_text(level: int | None) -> str:
+    """Return how a flag's guilt is known, in a word or two."""
+    return UNKNOWN if level is None else LEVELS.get(level, f"level {level}")
+
+
 def words(name: str) -> str:
     """Return an identifier as words."""
     return name.replace("_", " ")
