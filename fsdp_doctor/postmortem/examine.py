@@ -18,8 +18,16 @@ from fsdp_doctor.model.finding import Finding
 from fsdp_doctor.model.snapshot import SnapshotAnalysis
 from fsdp_doctor.postmortem.diagnose import diagnose, verdict
 from fsdp_doctor.postmortem.facts import Facts, collect
+from fsdp_doctor.postmortem.runs import (
+    add_run,
+    read_runs,
+    run_details,
+    run_facts,
+    run_settings,
+)
 from fsdp_doctor.postmortem.snapshots import join_failures, of_failure, read_snapshots
 from fsdp_doctor.postmortem.triage import Triage, triage
+from fsdp_doctor.runs.reader import is_run_directory
 
 _PAIR = re.compile(
     r"^\s*(?:export +|--|- )?([A-Za-z][\w.\-]{1,80})\s*[:= ]\s*[\"']?([^\"'#\n]{1,200})"
@@ -38,6 +46,8 @@ class PostMortem:
     """``enough``, ``text``, ``decide``."""
     warnings: list[str] = field(default_factory=list)
     config_name: str | None = None
+    runs: int = 0
+    """Run directories read."""
     snapshots: list[SnapshotAnalysis] = field(default_factory=list)
     snapshot: SnapshotAnalysis | None = None
     """The one that tells of the first failure."""
@@ -46,23 +56,32 @@ class PostMortem:
 def examine(
     paths: Sequence[Path], config: Path | None = None, snapshots: Sequence[Path] = ()
 ) -> PostMortem:
-    """Read logs and memory snapshots and say what happened.
+    """Read logs, memory snapshots and run directories and say what happened.
 
-    ``paths`` are files, directories or ``-``; snapshots among them are taken as such, and so are
-    those in a directory of logs. ``snapshots`` must be snapshots.
+    ``paths`` are files, directories or ``-``; snapshots and run directories among them are taken
+    as such, and so are snapshots in a directory of logs. ``snapshots`` must be snapshots.
 
     Raises InputError when the logs, a snapshot or the config cannot be read.
     """
+    runs = read_runs(paths)
+    if runs:
+        paths = [path for path in paths if not (path.is_dir() and is_run_directory(path))]
     given = [path for path in paths if _is_snapshot_file(path)]
-    files, skipped, inside = _logs(paths, [*given, *snapshots])
+    files, skipped, inside = _logs(paths, [*given, *snapshots], needed=not runs)
     settings, config_warnings = config_settings(config) if config else ({}, [])
     logs = scan_logs(files) if files else ScannedLogs()
+    own = {id(failure): run for run in runs if (failure := add_run(logs, run)) is not None}
     limit = next((f.limit_bytes for f in logs.failures if f.limit_bytes is not None), None)
     shown = read_snapshots([*given, *snapshots], limit) + _inside(inside, limit)
     join_failures(logs.failures, shown)
     found = triage(logs)
     snapshot = of_failure(shown, found.primary) if shown else None
+    run = own.get(id(found.primary), runs[0] if runs else None)
+    settings = (run_settings(run) if run is not None else {}) | settings
     facts = collect(logs, found, settings, snapshot)
+    if run is not None and snapshot is None and id(found.primary) in own:
+        facts.values |= run_facts(run)
+        facts.details = run_details(run)
     findings = diagnose(facts, found)
     failed = found.primary is not None or logs.tracebacks
     warnings = [*logs.warnings, *config_warnings, *(snapshot.warnings if snapshot else ())]
@@ -79,6 +98,7 @@ def examine(
         verdict=verdict(findings, facts.values, failed=failed),
         warnings=warnings,
         config_name=str(config) if config else None,
+        runs=len(runs),
         snapshots=shown,
         snapshot=snapshot,
     )
@@ -98,20 +118,20 @@ def _is_snapshot_file(path: Path) -> bool:
 
 
 def _logs(
-    paths: Sequence[Path], snapshots: Sequence[Path]
+    paths: Sequence[Path], snapshots: Sequence[Path], *, needed: bool
 ) -> tuple[list[LogFile], list[str], list[Path]]:
     """Return the logs, what was left out, and the folders that hold snapshots beside them."""
     given = {path.absolute() for path in snapshots}
     others = [path for path in paths if path.absolute() not in given]
     inside = [path for path in others if path.is_dir() and is_snapshot(path)]
     if not others:
-        if not snapshots:
+        if needed and not snapshots:
             raise InputError("nothing to read", hint="give logs, a snapshot, or both")
         return [], [], []
     try:
         files, skipped = find_logs(others)
     except InputError:
-        if not inside:
+        if not inside and needed:
             raise
         files, skipped = [], []
     left = [name for name in skipped if not name.lower().endswith(SUFFIXES)]

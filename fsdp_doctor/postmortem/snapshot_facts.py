@@ -7,7 +7,7 @@ and less where the request failed for want of a fitting piece instead of for wan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fsdp_doctor.memory.snapshot_whatif import EXPANDABLE
@@ -57,30 +57,47 @@ def snapshot_facts(found: SnapshotAnalysis, of_device: float | None = None) -> d
     """Return the facts of a snapshot; ``of_device``: this process's part of the device, 0 to 1."""
     focus = found.focus
     held = focus.allocated_bytes
-    values: dict[str, Any] = {
-        "snapshot": True,
-        "refused": found.oom is not None,
-        "held": held,
-        "expandable": expandable(found),
-        "units": found.units or None,
-        **_copies(focus.top_allocations),
-    }
-    for group, members in GROUPS.items():
-        values[f"held_{group}"] = sum(focus.categories.get(c.value, 0) for c in members)
-    values["held_waiting"] = focus.active_bytes - held
-    unknown = values["held_unknown"]
-    sure = (1 - 0.5 * unknown / max(held, 1)) * held / max(focus.active_bytes, 1)
+    sure = held / max(focus.active_bytes, 1)
     if found.oom is not None and found.oom.verdict in _WANTING:
         sure *= focus.active_bytes / max(focus.reserved_bytes, 1)
     sure *= 1.0 if of_device is None else of_device
+    waiting = focus.active_bytes - held
+    return {
+        "snapshot": True,
+        "refused": found.oom is not None,
+        "expandable": expandable(found),
+        "units": found.units or None,
+        "held_waiting": waiting,
+        "share_waiting": waiting / max(focus.active_bytes, 1),
+        **filled_facts(focus.categories, focus.top_allocations, held=held, sure=sure),
+        **_replay(found),
+        **_space(found),
+        **_growth(found),
+    }
+
+
+def filled_facts(
+    categories: Mapping[str, int],
+    tops: tuple[TopAllocation, ...],
+    *,
+    held: int,
+    sure: float = 1.0,
+) -> dict[str, Any]:
+    """Return what fills the memory: ``held`` bytes by category, and their largest allocations.
+
+    ``sure``: the part of what is wanting that they may answer for.
+    """
+    values: dict[str, Any] = {"held": held, **_copies(tops), **_blocks(tops, held)}
+    for group, members in GROUPS.items():
+        values[f"held_{group}"] = sum(categories.get(c.value, 0) for c in members)
+    unknown = values["held_unknown"]
+    sure *= 1 - 0.5 * unknown / max(held, 1)
     for group in (*GROUPS, "copies"):
         size = values[f"held_{group}"]
         values[f"share_{group}"] = size / max(held, 1)
         values[f"part_{group}"] = sure * size / max(held - unknown, 1)
     values["leading"] = max(_CAUSES, key=lambda group: int(values[f"held_{group}"]))
-    values["share_waiting"] = values["held_waiting"] / max(focus.active_bytes, 1)
-    values |= _replay(found)
-    return values | _space(found) | _growth(found) | _blocks(focus.top_allocations, held)
+    return values
 
 
 def expandable(found: SnapshotAnalysis) -> bool:
@@ -178,7 +195,7 @@ def _blocks(tops: tuple[TopAllocation, ...], held: int) -> dict[str, Any]:
 
 def snapshot_details(found: SnapshotAnalysis) -> dict[str, tuple[Evidence, ...]]:
     """Return, by cause, the allocations and segments that its evidence rests on."""
-    details = {cause: tuple(_tops(found, GROUPS[group])) for group, cause in _CAUSES.items()}
+    details = top_details(found.focus.top_allocations, found.path, found.rank)
     details["fragmentation"] = tuple(
         _evidence(
             found,
@@ -195,10 +212,17 @@ def snapshot_details(found: SnapshotAnalysis) -> dict[str, tuple[Evidence, ...]]
     return details
 
 
-def _tops(found: SnapshotAnalysis, members: frozenset[Category]) -> Iterator[Evidence]:
-    tops = [top for top in found.focus.top_allocations if top.category in members]
-    for top in tops[:MAX_TOPS]:
-        yield _evidence(found, named(top), top.bytes)
+def top_details(
+    tops: tuple[TopAllocation, ...], file: str | None, rank: int | None
+) -> dict[str, tuple[Evidence, ...]]:
+    """Return the largest allocations behind each cause that fills the memory."""
+    return {
+        cause: tuple(
+            Evidence(text=named(top), file=file, rank=rank, bytes=top.bytes)
+            for top in [top for top in tops if top.category in GROUPS[group]][:MAX_TOPS]
+        )
+        for group, cause in _CAUSES.items()
+    }
 
 
 def _evidence(found: SnapshotAnalysis, text: str, size: int) -> Evidence:

@@ -44,7 +44,7 @@ def failure_of(found: SnapshotAnalysis) -> Failure | None:
     oom, focus = found.oom, found.focus
     if oom is None:
         return None
-    frames = [_frame(frame) for frame in oom.frames]
+    frames = [log_frame(frame) for frame in oom.frames]
     step = focus.step
     private = sum(pool.reserved_bytes for pool in found.space.pools if pool.pool != (0, 0))
     failure = Failure(
@@ -71,7 +71,8 @@ def failure_of(found: SnapshotAnalysis) -> Failure | None:
     return failure
 
 
-def _frame(frame: str) -> str:
+def log_frame(frame: str) -> str:
+    """Return a recorded frame (``file:line function``) as the frames of logs are written."""
     place, _, function = frame.rpartition(" ")
     return f"{place} in {function}" if place else frame
 

@@ -93,7 +93,8 @@ def _when(failure: Failure) -> str:
     if failure.phase != "unknown":
         parts.append(f"in {failure.phase.replace('_', ' ')}")
     if failure.iteration is not None:
-        parts.append(f"step {failure.iteration} was the last one printed")
+        printed = " was the last one printed" if failure.line else ""
+        parts.append(f"step {failure.iteration}{printed}")
     if failure.moment in _MOMENTS:
         parts.append(_MOMENTS[failure.moment])
     return ", ".join(parts) or "the logs do not tell"

@@ -74,6 +74,8 @@ def _subtitle(result: PostMortem) -> str:
         parts = [plural(logs.files, "file"), plural(logs.lines, "line"), format_bytes(logs.bytes)]
     if logs.history.lines:
         parts.append(plural(logs.history.lines, "iteration or memory line"))
+    if result.runs:
+        parts.append(plural(result.runs, "recorded run"))
     if result.snapshots:
         parts.append(plural(len(result.snapshots), "memory snapshot"))
     return "from " + ", ".join(parts)
