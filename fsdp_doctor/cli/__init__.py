@@ -24,6 +24,7 @@ COMMANDS = {
     "verify": "Train a few steps on real ranks and say whether a config trains right.",
     "show": "Show the effective config: every value, where it comes from, what does nothing.",
     "estimate": "Estimate a rank's memory at any world size, without a GPU.",
+    "fit": "Search the changes that make a spec fit into a GPU, and what they cost.",
     "report": "Render recorded runs: terminal, HTML, Markdown, JSON, CSV.",
     "demo": "Profile two packaged specs and compare them (the quick start).",
 }

@@ -46,8 +46,11 @@ def estimate(
     ranks: Sequence[int] = (0,),
     expandable_segments: bool = False,
     tell: Callable[[str], None] = lambda _text: None,
+    run: Callable[[DryRunRequest], RankEstimate] | None = None,
 ) -> Estimate:
     """Simulate ``ranks`` of ``spec`` and judge whether they fit.
+
+    ``run``: carries out a dry run; else each has a process of its own (``simulate``).
 
     Raises InputError for a spec or rank that cannot be used, DoctorError when the dry run fails.
     """
@@ -68,7 +71,7 @@ def estimate(
             capacities=tuple(total - used for used in outside),
             expandable_segments=expandable_segments,
         )
-        found.append(simulate(request))
+        found.append((run or simulate)(request))
     highest = max(rank.steady.peak_reserved_bytes for rank in found)
     return Estimate(
         world_size=spec.world_size,

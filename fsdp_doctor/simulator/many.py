@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from fsdp_doctor.errors import DoctorError, MissingDependencyError
+from fsdp_doctor.errors import DoctorError, InputError, MissingDependencyError
 from fsdp_doctor.model.estimate import RankEstimate
 from fsdp_doctor.model.spec import ProfileSpec, StepPlan
 from fsdp_doctor.simulator.estimate import STEADY_STEPS
@@ -77,6 +77,16 @@ class Simulations:
         if line not in self._known:
             self._known[line] = self._run(line)
         return self._known[line]
+
+    def simulate(self, request: DryRunRequest) -> RankEstimate:
+        """Run one rank on a GPU's terms, as ``estimate.simulate`` does, in a fork.
+
+        Raises InputError with what keeps the spec from being simulated, whoever's making it is.
+        """
+        found = self._run(msgspec.json.encode(Question(device="cuda", request=request)))
+        if isinstance(found, str):
+            raise InputError(found)
+        return found
 
     def _run(self, line: bytes) -> RankEstimate | str:
         process = self._process or self._start()

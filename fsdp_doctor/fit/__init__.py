@@ -1,0 +1,1 @@
+"""Which legal changes make a spec fit: moves as data, their legality, a bounded search."""
