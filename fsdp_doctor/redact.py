@@ -13,8 +13,10 @@ _SECRET_NAME = re.compile(
     r"(key|token|secret|password|passwd|pwd|credential|credentials|cookie|dsn)s?$"
 )
 _SECRET_TEXT = re.compile(
-    r"(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_\-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,}"
-    r"|xox[abp]-[A-Za-z0-9\-]{10,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@))"
+    r"(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_\-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|A[KS]IA[A-Z0-9]{12,}"
+    r"|github_pat_\w{20,}|glpat-[\w\-]{16,}|nvapi-[\w\-]{16,}|pypi-[\w\-]{16,}|npm_[A-Za-z0-9]{16,}"
+    r"|dckr_pat_[\w\-]{16,}|eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]*"
+    r"|xox[abpr]-[A-Za-z0-9\-]{10,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@))"
 )
 
 

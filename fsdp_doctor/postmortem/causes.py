@@ -282,6 +282,7 @@ CAUSES: dict[str, Cause] = {
             ),
         ),
         "two snapshots some steps apart: stacks whose bytes grew",
+        seen="Memory grows by {kept_per_step} a step: references are kept",
     ),
     "library-allocation": Cause(
         "A library (NCCL, cuBLAS, cuDNN, context) found no memory outside PyTorch's pool",

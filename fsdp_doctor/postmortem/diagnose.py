@@ -157,7 +157,7 @@ def _severity(cause: Cause, confidence: float, facts: Facts) -> Literal["error",
 
 
 def _claim(cause: Cause, rules: list[Rule], facts: Facts) -> str:
-    if cause.seen and any(rule.times and rule.source == "snapshot" for rule in rules):
+    if cause.seen and any(rule.weight > 0 and rule.source == "snapshot" for rule in rules):
         return _filled(cause.seen, facts)
     names = [name for _, name, _, _ in Formatter().parse(cause.claim) if name]
     if any(facts.value(_alias(name)) is None for name in names):
@@ -269,7 +269,8 @@ def verdict(findings: list[Finding], facts: Mapping[str, Any], *, failed: bool) 
     enough = first.confidence >= ENOUGH
     text = first.claim if enough else f"not enough evidence; best guess: {first.claim}"
     decide: str | None = None
-    if len(findings) > 1 and findings[1].confidence > first.confidence - 0.5:
+    near = 0.25 if facts.get("refused") else 0.5
+    if len(findings) > 1 and findings[1].confidence > first.confidence - near:
         second = findings[1].cause
         means = [known for c in (first.cause, second) if (known := _means(c, facts))]
         decide = f"{first.cause} or {second}: {'; '.join(means)}" if means else None

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from fsdp_doctor.postmortem import PostMortem
-from fsdp_doctor.redact import redact_text, short_path
+from fsdp_doctor.report.private_text import without_names, without_secrets
 
-_PATH = re.compile(r"(?<![\w.])(?:~|\.{0,2})/(?:[\w.@+=-]+/)+[\w.@+=-]*")
-_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?")
-_ASSIGNED = re.compile(
-    r"(?i)\b(\w*(?:token|secret|password|passwd|api_?key|credential)\w*)(\s*[=:]\s*)(\S+)"
-)
 MAX_TEXT = 600
 _Part = TypeVar("_Part")
 _KEPT = frozenset({"tone", "kind", "only", "color", "title_tone"})
@@ -33,12 +27,11 @@ class Cleaner:
 
     def text(self, text: str) -> str:
         """Return a text that may be shown."""
-        text = _ASSIGNED.sub(r"\1\2[redacted]", redact_text(text[: 4 * MAX_TEXT]))
+        text = without_secrets(text[: 4 * MAX_TEXT])
         if self._for_others:
             for host, alias in self._hosts.items():
                 text = text.replace(host, alias)
-            text = _ADDRESS.sub("[address]", text)
-            text = _PATH.sub(lambda found: _shortened(found[0]), text)
+            text = without_names(text)
         return text[:MAX_TEXT]
 
     def host(self, host: str | None) -> str | None:
@@ -53,13 +46,6 @@ class Cleaner:
             return ""
         name = self.text(file)
         return f"{name}:{line}" if line is not None else name
-
-
-def _shortened(path: str) -> str:
-    inside = short_path(path)
-    if inside != path:
-        return inside
-    return path.rstrip("/").rpartition("/")[2] or "..."
 
 
 def cleaned(part: _Part, cleaner: Cleaner) -> _Part:
