@@ -72,6 +72,7 @@ def fit(
         )
         found = Found() if base.fits is True else search.run()
         writer = _Writer(simulator, evidence)
+        as_written = writer.variant(rules.base)
         chosen = pareto(found.fitting(), int(MARGIN_STEP * total), MOST)
         tried = [(rules.base, base), *found.outcomes.values()]
         least = min(tried, key=lambda item: item[1].reserved_bytes)[0]
@@ -83,9 +84,10 @@ def fit(
             gpu=gpu.name,
             memory_bytes=total,
             outside_pytorch_bytes=written.outside_pytorch_bytes,
-            as_written=writer.variant(rules.base),
+            as_written=as_written,
             prescriptions=tuple(writer.variant(draft) for draft, _ in chosen),
             smallest=writer.variant(least),
+            tried=tuple(writer.variant(draft) for draft, _ in tried),
             needed=needed,
             refused=_refused(found, moves),
             kept=tuple(keep),
@@ -102,9 +104,15 @@ class _Writer:
     def __init__(self, simulator: Simulator, evidence: Evidence) -> None:
         self._simulator, self._evidence = simulator, evidence
         self._base_time_s: float | None = None
+        self._variants: dict[frozenset[str], Variant] = {}
 
     def variant(self, draft: Draft) -> Variant:
         """Return a draft with its prediction and what recorded runs of it say."""
+        if draft.names not in self._variants:
+            self._variants[draft.names] = self._describe(draft)
+        return self._variants[draft.names]
+
+    def _describe(self, draft: Draft) -> Variant:
         found: Estimate = self._simulator.known(draft)
         base: Estimate = self._simulator.known(replace(draft, moves=()))
         step = steady(found)

@@ -109,6 +109,8 @@ class Fit:
     """Those that fit and of which none is better in every respect; cheapest first."""
     smallest: Variant
     """The variant with the smallest peak reserved that was seen."""
+    tried: tuple[Variant, ...]
+    """Everything that was simulated, in that order, the spec as written first."""
     needed: NeededRanks | None
     """Where nothing fits and shards would shrink with more ranks."""
     refused: tuple[Refused, ...]

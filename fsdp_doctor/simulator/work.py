@@ -189,7 +189,7 @@ class WorkCounter:
         launches = 1
         if name.startswith(("_foreach", "_fused_adam", "_fused_sgd")):
             elements = sum(t.numel() for t in writes) or sample.numel()
-            launches = max(1, math.ceil(elements / _FOREACH_ELEMENTS))
+            launches = foreach_launches(elements)
         item = Kernel(
             phase=self._phase,
             operator=name,
@@ -242,14 +242,19 @@ class WorkCounter:
         self._items[item] += 1
 
 
+def foreach_launches(elements: int) -> int:
+    """How many launches a foreach kernel takes for so many elements."""
+    return max(1, math.ceil(elements / _FOREACH_ELEMENTS))
+
+
 def _group(args: Sequence[Any]) -> tuple[int, int]:
     """Size of the collective's group and the distance between its neighbouring ranks."""
     group = None
     for value in args:
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
             group = dist.ProcessGroup.unbox(value)
-        elif isinstance(value, str):
-            group = _c10d._resolve_process_group(value)
+    if group is None and isinstance(args[-1], str):  # functional collectives name it last
+        group = _c10d._resolve_process_group(args[-1])
     ranks = _ranks(group) if group is not None else tuple(range(dist.get_world_size()))
     return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
 

@@ -70,11 +70,12 @@ def test_ddp_reduces_every_gradient_once_for_each_synchronised_micro_step() -> N
 
 
 def test_offload_is_counted_as_copies_and_work_on_the_host() -> None:
-    """Hybrid offloaded parameters come and gradients go over PCIe; replicas are one host apart."""
+    """Hybrid offloaded parameters come and gradients go over PCIe; replicas are two ranks apart."""
     work = count(
         {
             "strategy": "fsdp2",
             "fsdp2": {"offload_policy": {}, "mesh": {"replicate": 2, "shard": 2}},
+            "optimizer": {"max_grad_norm": 1.0},
         }
     )
     places = {item.place for item in work.copies if item.total_bytes}
@@ -82,3 +83,4 @@ def test_offload_is_counted_as_copies_and_work_on_the_host() -> None:
     groups = {(c.kind, c.group_size, c.stride) for c in work.collectives}
     assert ("all_reduce", 2, 2) in groups
     assert ("all_gather", 2, 1) in groups
+    assert any(c.phase == "optimizer" for c in work.collectives)  # the gradients' norm

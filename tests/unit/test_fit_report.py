@@ -88,6 +88,7 @@ def sample() -> Fit:
             ),
         ),
         smallest=variant(CHECKPOINT, BFLOAT16, reserved=20, headroom=18.25, fits=True),
+        tried=(),
         needed=None,
         refused=(Refused(name="offload", title="offload", reason="--keep config.fsdp2"),),
         kept=("config.fsdp2",),
