@@ -13,7 +13,7 @@ import msgspec
 
 from fsdp_doctor.errors import DoctorError, InputError, MissingDependencyError
 from fsdp_doctor.model.estimate import RankEstimate
-from fsdp_doctor.model.spec import ProfileSpec, StepPlan
+from fsdp_doctor.model.spec import OptimizerConfig, ProfileSpec, StepPlan, TrainingConfig
 from fsdp_doctor.simulator.estimate import STEADY_STEPS
 from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest, Question
 
@@ -23,7 +23,8 @@ _STOP_WAIT_S = 10.0
 class Simulations:
     """Dry runs of many specs. Use as a context manager; torch is imported with the first one.
 
-    Specs that differ in nothing a dry run reads (name, steps, checkpoint) are run once.
+    Specs that differ in nothing a dry run reads are run once: name, steps, seed, checkpoint,
+    learning rate, and the sections of other strategies.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class Simulations:
         ``device``: on which the job runs. ``workspace_bytes``: cuBLAS's on that GPU. Raises
         MissingDependencyError without torch, DoctorError when the server cannot be reached.
         """
-        told = replace(spec, name="point", steps=StepPlan(), checkpoint=None)
+        told = _as_read(spec)
         question = Question(
             device=device,
             request=DryRunRequest(
@@ -117,3 +118,19 @@ class Simulations:
             start_new_session=True,
         )
         return self._process
+
+
+def _as_read(spec: ProfileSpec) -> ProfileSpec:
+    """Return the spec with what a dry run does not read at its default."""
+    config = spec.config
+    plain = TrainingConfig(strategy=config.strategy)
+    others = {name: getattr(plain, name) for name in STEADY_STEPS if name != config.strategy}
+    optimizer = replace(config.optimizer, learning_rate=OptimizerConfig().learning_rate)
+    return replace(
+        spec,
+        name="point",
+        steps=StepPlan(),
+        checkpoint=None,
+        workload=replace(spec.workload, seed=0),
+        config=replace(config, optimizer=optimizer, **others),
+    )
