@@ -13,11 +13,14 @@ from fsdp_doctor.logs.progress import FAMILIES, Family
 from fsdp_doctor.logs.progress.base import Column
 from fsdp_doctor.logs.progress.generic import FAMILY as GENERIC
 from fsdp_doctor.logs.progress.generic import MARKERS
+from fsdp_doctor.logs.triggers import line_shapes
 
 _HEADS_TRIED = 4
 _HEAD = 12
 """Bytes that hold a rank prefix."""
 _MAX_HEADS = 1 << 16
+_VARIED, _RETRY = 2, 8
+"""After so many pieces of different lines their shapes are asked for once in so many pieces."""
 
 
 @dataclass(slots=True)
@@ -28,6 +31,8 @@ class Remainder:
     piece: bytes
     pattern: re.Pattern[bytes] | None
     """What was cut out; None: nothing."""
+    shapes: bytes | None = None
+    """The different lines of ``data`` (``line_shapes``), where they are few."""
     starts: list[int] = field(default_factory=list)
     """Offsets in ``data`` at which kept stretches begin."""
     origins: list[int] = field(default_factory=list)
@@ -67,6 +72,7 @@ class ProgressScanner:
         """Where the file before left off, for files of the same job."""
         self._searched = _companions(dense)
         self._heads: dict[bytes, int | None] = {}
+        self._pieces = self._varied = 0
 
     def take(self, data: bytes) -> Remainder:
         """Add the lines of a piece to the history; return what else stands in it."""
@@ -75,8 +81,10 @@ class ProgressScanner:
         remainder = Remainder(data, data, None)
         if dense is not None and dense.marker in data:
             remainder, counts[dense.name] = self._split(dense, data)
+        remainder.shapes = self._shapes(remainder.data)
+        seen = remainder.data if remainder.shapes is None else remainder.shapes
         for family in self._searched if any(counts.values()) else FAMILIES:
-            if family is not dense and family.marker in remainder.data:
+            if family is not dense and family.marker in seen:
                 counts[family.name] = self._search(family, remainder.data)
         if not any(counts.values()) and self._generic(remainder.data):
             counts[GENERIC.name] = self._search(GENERIC, remainder.data)
@@ -86,6 +94,15 @@ class ProgressScanner:
             self.dense = None if chosen is None or chosen.by_marker else chosen
             self._searched = _companions(self.dense)
         return remainder
+
+    def _shapes(self, data: bytes) -> bytes | None:
+        """The shapes of the lines; where they were too different they are tried less often."""
+        self._pieces += 1
+        if self._varied >= _VARIED and self._pieces % _RETRY:
+            return None
+        shapes = line_shapes(data)
+        self._varied = self._varied + 1 if shapes is None else 0
+        return shapes
 
     @staticmethod
     def _generic(data: bytes) -> bool:

@@ -109,7 +109,7 @@ class _FileScan:
         remainder = self.progress.take(piece)
         position, line = 0, self.line
         window: bytes | None = None
-        for offset in trigger_lines(remainder.data):
+        for offset in trigger_lines(remainder.data, remainder.shapes):
             start = remainder.origin(offset)
             start = piece.rfind(b"\n", 0, start) + 1
             line += piece.count(b"\n", position, start)
@@ -118,8 +118,9 @@ class _FileScan:
             self._hit(window, len(before) + start, line)
         if b"Traceback (most recent call last)" in remainder.data:
             self.result.tracebacks = True
-        self.line += piece.count(b"\n")
-        self.result.lines = self.result.lines + piece.count(b"\n") + (not piece.endswith(b"\n"))
+        lines = piece.count(b"\n")
+        self.line += lines
+        self.result.lines += lines + (not piece.endswith(b"\n"))
 
     def _hit(self, window: bytes, start: int, line: int) -> None:
         context = Context(window, start, BEFORE, AFTER)

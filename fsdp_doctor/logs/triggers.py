@@ -46,6 +46,7 @@ _ERROR: tuple[bytes, ...] = (
     b"remote process",
     b"RemoteError",
     b"got 0 bytes",
+    b"got  bytes",  # the same as a shape
     b"communicator was aborted",
     b": Killed",
     b"oom_kill",
@@ -76,15 +77,40 @@ _PROGRESS = (b" (MB) |", b" (GB) |", b":  ", *(b": %d" % digit for digit in rang
 """What follows ``memory`` in lines of progress, which are many."""
 
 
-def trigger_lines(data: bytes) -> list[int]:
-    """Return the offsets at which the lines worth reading start, in order."""
+_DIGITS = b"0123456789"
+WORTH = 4
+"""Shapes are of use where they are that many times shorter than the lines."""
+
+
+def line_shapes(data: bytes) -> bytes | None:
+    """Return every different line of ``data`` once, without its digits.
+
+    Most lines of a log differ in numbers alone: what is in none of the shapes is in no line. None
+    where the lines are too different.
+    """
+    shapes = b"\n".join(set(data.translate(None, _DIGITS).split(b"\n")))
+    return shapes if len(shapes) * WORTH <= len(data) else None
+
+
+def trigger_lines(data: bytes, shapes: bytes | None = None) -> list[int]:
+    """Return the offsets at which the lines worth reading start, in order.
+
+    ``shapes``: those of ``data``, or of more, where known.
+    """
+    if shapes is not None and not _starts(shapes, ()):
+        return []
+    return sorted(_starts(data, _PROGRESS))
+
+
+def _starts(data: bytes, progress: tuple[bytes, ...]) -> set[int]:
+    """``progress``: what follows ``memory`` where it need not be looked at."""
     starts: set[int] = set()
     for needle, fine in _COARSE.items():
         position = data.find(needle)
         after = position + len(needle)
         while position >= 0:
             end = after
-            if fine is not _MEMORY or not data.startswith(_PROGRESS, after):
+            if fine is not _MEMORY or not data.startswith(progress, after):
                 start = data.rfind(b"\n", 0, position) + 1
                 end = data.find(b"\n", position)
                 end = len(data) if end < 0 else end
@@ -92,7 +118,7 @@ def trigger_lines(data: bytes) -> list[int]:
                     starts.add(start)
             position = data.find(needle, end)
             after = position + len(needle)
-    return sorted(starts)
+    return starts
 
 
 def _holds(line: bytes, needles: tuple[bytes, ...]) -> bool:

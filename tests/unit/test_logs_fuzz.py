@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fsdp_doctor.logs.triggers import _COARSE, line_shapes, trigger_lines
 from fsdp_doctor.postmortem import examine, postmortem_payload
 from fsdp_doctor.report.json_format import encode_envelope
 from fsdp_doctor.report.oom_document import render_postmortem
@@ -104,3 +105,15 @@ def test_any_bytes(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"\x1f\x8b" + content if len(content) % 3 == 0 else b"log\n" + content)
     answer(path)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_shapes_hide_no_line(data: st.DataObject) -> None:
+    """Looking at the shapes of lines first finds the same lines as looking at all of them."""
+    needles = sorted({*_COARSE, *(fine for known in _COARSE.values() for fine in known)})
+    words = [*needles, b"memory: 12  ", b"memory:3  x", b" 7 ", b"got 0 bytes", b"rror", b"step "]
+    line = st.lists(st.one_of(st.sampled_from(words), st.binary(max_size=3)), max_size=5)
+    lines = data.draw(st.lists(line.map(b"".join), max_size=8))
+    text = b"\n".join([*lines, b"step 1 loss 2.0\n" * 40])
+    assert trigger_lines(text, line_shapes(text)) == trigger_lines(text)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from fsdp_doctor.logs.history import History, RankHistory
 
 NAN = float("nan")
+_MOST = 10**15
 Column: TypeAlias = Sequence[bytes]
 Reader: TypeAlias = Callable[[RankHistory, Sequence[Column], History], None]
 """Adds the lines of one rank, given as one column for each group, to its history."""
@@ -47,7 +48,7 @@ class Family:
 def numbers(column: Column, factor: float = 1.0) -> list[float]:
     """Return a column of numbers, times a factor; what is no number is NaN."""
     try:
-        return [float(text) * factor for text in column]
+        return [value * factor for value in map(float, column)]
     except ValueError:
         return [_number(text) * factor for text in column]
 
@@ -61,6 +62,12 @@ def _number(text: bytes) -> float:
 
 def whole(column: Column) -> list[int]:
     """Return a column of step numbers; absurd ones are -1."""
+    try:
+        steps = list(map(int, column))
+    except ValueError:  # empty, or more digits than Python reads
+        steps = []
+    if len(steps) == len(column) and max(steps, default=0) < _MOST:
+        return steps
     return [int(text) if 0 < len(text) < 16 else -1 for text in column]
 
 
