@@ -1,9 +1,11 @@
 """What an estimate costs: CPU seconds and resident memory of the dry run, Llama shapes.
 
-    python benchmarks/estimate_cost.py [--model 8b] [--model 70b] [--world-size N ...]
+    python benchmarks/estimate_cost.py [--model 8b] [--world-size N ...] [-o docs/estimate-cost.md]
 
 One rank of N on FSDP2 with full activation checkpointing and bfloat16 compute, one sequence of 8192
-tokens; with ``--hybrid`` shards of 8 ranks, replicated. Goals: 15 s and 30 s, 1 GB each.
+tokens; HSDP: shards of 8 ranks, replicated. Goals: 15 s for 8 B, 30 s for 70 B, 1 GB each. CPU
+seconds are those of all processes with torch's import; resident is the sum of what the processes
+held at most, pages that they share counted again and again.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import argparse
 import multiprocessing
 import resource
 import sys
-import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from fsdp_doctor.gpus_table import find_gpu
@@ -46,37 +49,56 @@ def spec(model: str, world_size: int, *, hybrid: bool) -> dict[str, Any]:
 
 
 def measure(request: DryRunRequest) -> tuple[int, int, float, int]:
-    """Return peak allocated and reserved bytes, CPU seconds with imports, resident bytes."""
+    """Return peak allocated and reserved bytes, CPU seconds with imports and of all processes, and
+    the resident bytes that they may have held together.
+    """
     from fsdp_doctor.simulator.dry_run import answer
 
     found = answer(request).estimate
     assert found is not None
     steady = found.steady
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return steady.peak_allocated_bytes, steady.peak_reserved_bytes, time.process_time(), resident
+    cpu_s, resident = 0.0, 0
+    for who, processes in ((resource.RUSAGE_SELF, 1), (resource.RUSAGE_CHILDREN, 3)):
+        usage = resource.getrusage(who)
+        cpu_s += usage.ru_utime + usage.ru_stime
+        resident += usage.ru_maxrss * 1024 * processes
+    return steady.peak_allocated_bytes, steady.peak_reserved_bytes, cpu_s, resident
 
 
 def main() -> int:
-    """Print one line for each model and world size."""
+    """Print one line for each model, mesh and world size."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", action="append", choices=list(MODELS))
     parser.add_argument("--world-size", action="append", type=int)
-    parser.add_argument("--hybrid", action="store_true", help="shards of 8 ranks, replicated")
+    parser.add_argument("--every-layer", action="store_true", help="without the short cut")
+    parser.add_argument("-o", "--output", type=Path, help="also write the table here")
     arguments = parser.parse_args()
-    print("model | ranks | peak allocated | reserved | CPU s | resident")
+    lines = [
+        "| model | mesh | ranks | peak allocated | reserved | CPU s | resident |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    print("\n".join(lines), flush=True)
     for model in arguments.model or list(MODELS):
-        for world_size in arguments.world_size or [8, 64, 1024, 16384]:
-            request = DryRunRequest(
-                spec=spec(model, world_size, hybrid=arguments.hybrid),
-                rank=0,
-                steps=STEADY_STEPS["fsdp2"],
-                workspace_bytes=find_gpu("h200").cublas_workspace_bytes,
-            )
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                peak, reserved, cpu_s, resident = pool.apply(measure, (request,))
-            sizes = f"{format_bytes(peak)} | {format_bytes(reserved)}"
-            line = f"{model} | {world_size} | {sizes} | {cpu_s:.1f} | {format_bytes(resident)}"
-            print(line, flush=True)
+        for hybrid in (False, True):
+            for world_size in arguments.world_size or [8, 64, 1024, 16384]:
+                request = DryRunRequest(
+                    spec=spec(model, world_size, hybrid=hybrid),
+                    rank=0,
+                    steps=STEADY_STEPS["fsdp2"],
+                    workspace_bytes=find_gpu("h200").cublas_workspace_bytes,
+                    every_layer=arguments.every_layer,
+                )
+                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                    peak, reserved, cpu_s, resident = pool.submit(measure, request).result()
+                mesh = "HSDP" if hybrid else "FSDP2"
+                sizes = " | ".join(map(format_bytes, (peak, reserved)))
+                cost = f"{cpu_s:.1f} | {format_bytes(resident)}"
+                lines.append(f"| {model} | {mesh} | {world_size} | {sizes} | {cost} |")
+                print(lines[-1], flush=True)
+    if arguments.output:
+        intro = arguments.output.read_text(encoding="utf-8").partition("<!-- table -->")[0]
+        text = "\n".join(lines) + "\n"
+        arguments.output.write_text(f"{intro}<!-- table -->\n\n{text}", encoding="utf-8")
     return 0
 
 

@@ -46,6 +46,11 @@ Tell = Callable[[str], None]
     help="Predict reserved memory for PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
 )
 @click.option(
+    "--every-layer",
+    is_flag=True,
+    help="Simulate all layers, also where a few of them tell what the others do.",
+)
+@click.option(
     "--sweep",
     metavar="KEY=V1,V2,...",
     help="Estimate each value of one field too (also world_size), and compare them in a table.",
@@ -60,6 +65,7 @@ def command(
     memory_gib: float | None,
     overrides: tuple[str, ...],
     expandable_segments: bool,
+    every_layer: bool,
     sweep: str | None,
     as_json: bool,
 ) -> None:
@@ -79,6 +85,7 @@ def command(
         "gpu": find_gpu(gpu_name),
         "memory_bytes": None if memory_gib is None else int(memory_gib * GIB),
         "expandable_segments": expandable_segments,
+        "every_layer": every_layer,
     }
     with progress_line() as tell:
         written, *others = [_estimate(one, rank_names, options, tell) for one in specs]

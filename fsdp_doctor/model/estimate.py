@@ -53,6 +53,8 @@ class RankEstimate:
     fits: dict[str, bool] = field(default_factory=dict)
     """Capacity in bytes, as text -> whether the run completes with that much to reserve."""
     events: int = 0
+    layers: str | None = None
+    """How it was come by without simulating every layer, or why all were; None: no need to say."""
     work: StepWork | None = None
     """What its steady step does; None: not counted."""
 

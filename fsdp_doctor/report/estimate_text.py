@@ -48,6 +48,7 @@ def estimate_payload(estimate: Estimate) -> dict[str, Any]:
                 "top_allocations": rank.top_allocations,
                 "setup_peak_bytes": rank.setup_peak_bytes,
                 "events": rank.events,
+                "layers": rank.layers,
             }
             for rank in estimate.ranks
         ],

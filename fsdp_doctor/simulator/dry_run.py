@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,17 +19,17 @@ import msgspec
 from fsdp_doctor.config.spec import spec_from_mapping
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.memory.caching_allocator import AllocatorSettings
-from fsdp_doctor.memory.events import EventLog
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.spec import ProfileSpec
-from fsdp_doctor.simulator import compat, cuda_autocast, cuda_like
+from fsdp_doctor.simulator import compat, cuda_autocast, cuda_like, megatron_fakes
 from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest
+from fsdp_doctor.simulator.short_cut import Simulated, simulate_layers
 from fsdp_doctor.simulator.summarise import summarise
 from fsdp_doctor.simulator.tracker import FakeObserver
 from fsdp_doctor.training.step import build_job
 from fsdp_doctor.training.strategies import RankContext
 
-STRATEGIES = ("ddp", "fsdp1", "fsdp2")
+STRATEGIES = ("ddp", "fsdp1", "fsdp2", "megatron")
 """What runs on fake tensors."""
 
 
@@ -51,26 +52,15 @@ class _Sink:
         self._observer.inputs(batch)
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
-    """What a simulated rank allocated."""
-
-    observer: FakeObserver
-
-    @property
-    def log(self) -> EventLog:
-        """The log of the whole run."""
-        return self.observer.log
-
-
 def dry_run(
     spec: ProfileSpec, *, rank: int, world_size: int, steps: int, workspace_bytes: int
-) -> DryRun:
+) -> Simulated:
     """Build the job of ``spec`` and run ``steps`` steps of it. Call once per process.
 
     Raises InputError when the spec asks for what cannot run on fake tensors.
     """
     _refuse_unsupported(spec)
+    megatron_fakes.prepare(spec)
     observer = FakeObserver(workspace_bytes)
     compat.join_fake_group(rank, world_size)
     compat.install(observer)
@@ -90,7 +80,7 @@ def dry_run(
             del loss
         observer.stop()
     _count_reductions(observer, spec)
-    return DryRun(observer)
+    return Simulated(observer.log, observer.streams, observer.work.work())
 
 
 def _count_reductions(observer: FakeObserver, spec: ProfileSpec) -> None:
@@ -111,6 +101,8 @@ def _refuse_unsupported(spec: ProfileSpec) -> None:
             where="config.strategy",
             hint=f"one of: {', '.join(STRATEGIES)}",
         )
+    if spec.config.strategy == "megatron":
+        megatron_fakes.refuse_unsupported(spec)
     if spec.config.compile:
         raise InputError(
             "compiled blocks cannot be estimated: Inductor plans their memory itself",
@@ -123,23 +115,28 @@ def answer(request: DryRunRequest) -> DryRunAnswer:
     """Carry out a request of the command."""
     try:
         spec = spec_from_mapping(request.spec, "spec")
-        run = dry_run(
-            spec,
-            rank=request.rank,
-            world_size=spec.world_size,
-            steps=request.steps,
-            workspace_bytes=request.workspace_bytes,
-        )
+        _refuse_unsupported(spec)
+        run = simulate_layers(spec, partial(_simulate, request), every_layer=request.every_layer)
     except InputError as error:
         return DryRunAnswer(input_error=str(error))
     estimate = summarise(
         run.log,
-        run.observer.streams,
+        run.streams,
         rank=request.rank,
         settings=AllocatorSettings(expandable_segments=request.expandable_segments),
         capacities=request.capacities,
     )
-    return DryRunAnswer(estimate=replace(estimate, work=run.observer.work.work()))
+    return DryRunAnswer(estimate=replace(estimate, work=run.work, layers=run.layers))
+
+
+def _simulate(request: DryRunRequest, spec: ProfileSpec) -> Simulated:
+    return dry_run(
+        spec,
+        rank=request.rank,
+        world_size=spec.world_size,
+        steps=request.steps,
+        workspace_bytes=request.workspace_bytes,
+    )
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
+from fsdp_doctor.config.megatron_native import installed_core
 from fsdp_doctor.errors import DoctorError, InputError, MissingDependencyError
 from fsdp_doctor.gpus_table import GIB, GpuModel
 from fsdp_doctor.model.estimate import Estimate, RankEstimate
@@ -18,7 +19,7 @@ from fsdp_doctor.model.work import StepTimeGuess
 from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest
 from fsdp_doctor.simulator.roofline import guess_step_time
 
-STEADY_STEPS = {"ddp": 3, "fsdp1": 2, "fsdp2": 2}
+STEADY_STEPS = {"ddp": 3, "fsdp1": 2, "fsdp2": 2, "megatron": 2}
 """Steps until nothing changes: the first makes optimizer state, in DDP's second buckets are new."""
 
 CONTEXT_BYTES = (int(0.70 * GIB), int(0.95 * GIB))
@@ -35,6 +36,10 @@ _FSDP1 = (
     "FSDP1 gives blocks back when other streams are done: reserved is predicted for a host that "
     "runs ahead of the GPU; peak_reserved_low_bytes is for one that does not"
 )
+_MEGATRON = (
+    "megatron-core {} as installed here, with its local layers; not yet checked against a recorded "
+    "run"
+)
 _OFFLOAD = "offloaded state lies in host memory, which is not counted"
 
 
@@ -45,6 +50,7 @@ def estimate(
     memory_bytes: int | None = None,
     ranks: Sequence[int] = (0,),
     expandable_segments: bool = False,
+    every_layer: bool = False,
     tell: Callable[[str], None] = lambda _text: None,
     run: Callable[[DryRunRequest], RankEstimate] | None = None,
 ) -> Estimate:
@@ -70,6 +76,7 @@ def estimate(
             workspace_bytes=gpu.cublas_workspace_bytes,
             capacities=tuple(total - used for used in outside),
             expandable_segments=expandable_segments,
+            every_layer=every_layer,
         )
         found.append((run or simulate)(request))
     highest = max(rank.steady.peak_reserved_bytes for rank in found)
@@ -80,7 +87,7 @@ def estimate(
         fits=_verdict(found, total, outside),
         headroom_bytes=total - outside[1] - highest,
         method="simulated",
-        assumptions=_assumptions(spec),
+        assumptions=(*_assumptions(spec), *_layers(found)),
         outside_pytorch_bytes=outside,
         ranks=tuple(found),
         step_time=_step_time(found, gpu),
@@ -133,12 +140,19 @@ def _assumptions(spec: ProfileSpec) -> tuple[str, ...]:
     found: tuple[str, ...] = _ASSUMPTIONS
     if spec.config.strategy == "fsdp1":
         found = (*found, _FSDP1)
+    if spec.config.strategy == "megatron":
+        found = (*found, _MEGATRON.format(installed_core()))
     offload = spec.config.fsdp1.cpu_offload if spec.config.strategy == "fsdp1" else None
     if spec.config.strategy == "fsdp2" and spec.config.fsdp2.offload_policy:
         found = (*found, _OFFLOAD)
     if offload is not None and offload.offload_params:
         found = (*found, _OFFLOAD)
     return found
+
+
+def _layers(ranks: Sequence[RankEstimate]) -> list[str]:
+    """What is to say about layers, once."""
+    return list(dict.fromkeys(rank.layers for rank in ranks if rank.layers is not None))
 
 
 def with_world_size(spec: ProfileSpec, world_size: int | None) -> ProfileSpec:

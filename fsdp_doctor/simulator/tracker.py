@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from fsdp_doctor.memory.replay import StreamNotes
 from fsdp_doctor.model.memory import Category, Phase
 from fsdp_doctor.profiler.observe.cpu_mode import StorageMode
 from fsdp_doctor.profiler.observe.cpu_tracker import CpuObserver
+from fsdp_doctor.profiler.observe.frames import FrameReader
 from fsdp_doctor.profiler.observe.labels import plain_tensors
 from fsdp_doctor.simulator.compat import GPU, current_stream, in_backward, stream_number
 from fsdp_doctor.simulator.kernels import MATMULS, ON_GPU, scratch_bytes
@@ -27,7 +28,34 @@ _PIN = _aten._pin_memory.default  # noqa: SLF001
 _PINNED = _aten.is_pinned.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001
 
+_OWN = "fsdp_doctor/simulator/"
+_STARTS_STEPS = " dry_run"
+"""The function whose callers have no part in the training step."""
 DDP_BUCKET = Label(Category.COMMUNICATION, "ddp_bucket")
+
+
+class TrainingFrames(FrameReader):
+    """Frames of the training step alone: not of the simulator, and not of what started it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def read(self) -> tuple[str, ...]:
+        """The Python frames that asked for memory, innermost first."""
+        frames = super().read()
+        known = self._known.get(frames)
+        if known is None:
+            known = self._known[frames] = tuple(self._inner(frames))
+        return known
+
+    @staticmethod
+    def _inner(frames: tuple[str, ...]) -> Iterator[str]:
+        for frame in frames:
+            if _STARTS_STEPS in frame:
+                return
+            if _OWN not in frame:
+                yield frame
 
 
 class FakeStorageMode(StorageMode):
@@ -115,6 +143,7 @@ class FakeObserver(CpuObserver):
     def __init__(self, workspace_bytes: int) -> None:
         super().__init__(torch.device("cpu"))
         self._mode: FakeStorageMode = FakeStorageMode(self)
+        self._frames = TrainingFrames()
         self._workspace_bytes = workspace_bytes
         self._workspaces: set[tuple[bool, int]] = set()
         self.streams = StreamNotes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def predict(raw: dict[str, Any], rank: int = 0) -> RankEstimate:
+def predict(raw: dict[str, Any], rank: int = 0, **options: Any) -> RankEstimate:
     """Run a dry run on an H200's terms."""
-    return simulate(DryRunRequest(spec=raw, rank=rank, steps=3, workspace_bytes=WORKSPACE))
+    options = {"steps": 3, "workspace_bytes": WORKSPACE} | options
+    return simulate(DryRunRequest(spec=raw, rank=rank, **options))
 
 
 def tiny(config: dict[str, Any], world_size: int = 4) -> dict[str, Any]:
@@ -122,6 +124,29 @@ def test_the_last_rank_of_uneven_shards_holds_less() -> None:
     first, last = (predict(tiny(config, 96), rank) for rank in (0, 95))
     assert last.steady.resident["parameters"] == first.steady.resident["parameters"]
     assert last.steady.resident.get("optimizer_state", 0) < first.steady.resident["optimizer_state"]
+
+
+def test_a_few_layers_tell_what_all_do() -> None:
+    """The short cut over repeated layers says what the run of every layer says, to the byte: peaks
+    by phase and category, resident, reserved, the largest allocations, the counted work.
+    """
+    raw = tiny(
+        {
+            "strategy": "fsdp2",
+            "fsdp2": {"mp_policy": POLICY, "mesh": {"replicate": 2, "shard": 2}},
+            "activation_checkpointing": {"mode": "full"},
+            "gradient_accumulation": {"steps": 2, "sync": "last_microbatch"},
+        }
+    )
+    raw["workload"]["model"]["layers"] = 16
+    short, full = (predict(raw, steps=2, every_layer=every) for every in (False, True))
+    assert short.layers == "16 layers extended from runs of 4 and 5, and tried on 6"
+    assert full.layers is None
+    assert replace(short, layers=None, work=None) == replace(full, work=None)
+    assert short.work is not None
+    assert full.work is not None
+    assert sorted(map(repr, short.work.kernels)) == sorted(map(repr, full.work.kernels))
+    assert short.work.communicated_bytes == full.work.communicated_bytes
 
 
 def test_what_cannot_be_simulated_is_refused() -> None:

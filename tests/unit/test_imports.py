@@ -55,6 +55,8 @@ TORCH_FREE = (
     "summarise",
     "roofline",
     "collectives",
+    "tape",
+    "extend",
 )
 HEAVY = {"torch", "pandas", "matplotlib", "scipy", "deepdiff"}
 

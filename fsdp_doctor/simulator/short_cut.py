@@ -1,0 +1,155 @@
+"""Simulate a few layers instead of all of them, where layers repeat.
+
+Three short runs in forked processes; ``extend`` makes the long one of two of them and proves itself
+on the third. Where layers turn out not to repeat exactly, all of them are simulated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+
+from fsdp_doctor.errors import InputError
+from fsdp_doctor.memory.events import EventLog
+from fsdp_doctor.memory.replay import StreamNotes
+from fsdp_doctor.model.spec import ProfileSpec
+from fsdp_doctor.model.work import StepWork
+from fsdp_doctor.profiler.ranks import die_with_parent
+from fsdp_doctor.simulator.extend import NotPeriodicError, extend
+from fsdp_doctor.simulator.extend_work import extend_work
+from fsdp_doctor.simulator.tape import Tape, read_tape, write_tape
+
+BLOCKS = "blocks"
+"""The built-in model's list of layers."""
+_BORDERS = 2
+"""Layers at either end of the model that may differ from the inner ones."""
+_AT_ONCE = 2
+"""Processes: each holds about as much memory as the whole run would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What a simulated rank did."""
+
+    log: EventLog
+    streams: StreamNotes
+    work: StepWork
+    """Of the last step."""
+    layers: str | None = None
+    """How its layers were come by, in words; None: nothing to say."""
+
+
+Simulate = Callable[[ProfileSpec], Simulated]
+Answer = tuple[Tape, StepWork]
+
+
+def simulate_layers(spec: ProfileSpec, simulate: Simulate, *, every_layer: bool) -> Simulated:
+    """Run ``simulate`` on shorter models and extend, or on all layers where that cannot be.
+
+    ``simulate`` is called once in each process, and here only when all layers are run.
+    """
+    layers = spec.workload.model.layers
+    try:
+        counts = () if every_layer else layer_counts(spec)
+        if not counts:
+            return simulate(spec)
+        found = _run_apart([with_layers(spec, count) for count in counts], simulate)
+        log, streams = read_tape(extend([tape for tape, _ in found], counts, layers))
+        work = extend_work([work for _, work in found], counts, layers)
+    except (NotPeriodicError, ValueError) as error:
+        note = f"all {layers} layers were simulated, for they do not repeat: {error}"
+        return replace(simulate(spec), layers=note)
+    first, second, third = counts
+    note = f"{layers} layers extended from runs of {first} and {second}, and tried on {third}"
+    return Simulated(log, streams, work, note)
+
+
+def layer_counts(spec: ProfileSpec) -> tuple[int, ...]:
+    """Return three numbers of layers that stand for all; empty: it would not pay.
+
+    They keep the remainder by the period, which is that of checkpointed blocks and of blocks that
+    share a unit. A user's own model cannot be built with fewer layers. Raises NotPeriodicError
+    where layers are known not to repeat.
+    """
+    model, config = spec.workload.model, spec.config
+    if model.factory is not None or config.compile:
+        return ()
+    checkpointing = config.activation_checkpointing
+    period = checkpointing.every_n if checkpointing.mode == "every_n" else 1
+    if config.strategy == "fsdp2" and config.fsdp2.wrap == "block":
+        period = math.lcm(period, config.fsdp2.blocks_per_unit)
+    least = 2 * _BORDERS if period == 1 else 2 * period + _BORDERS
+    first = least + (model.layers - least) % period
+    counts = (first, first + period, first + 2 * period)
+    if sum(counts) >= model.layers:
+        return ()
+    if config.strategy == "ddp":
+        raise NotPeriodicError("DDP cuts its buckets by bytes")
+    return counts
+
+
+def with_layers(spec: ProfileSpec, layers: int) -> ProfileSpec:
+    """Return the spec of a model with another number of layers."""
+    model = replace(spec.workload.model, layers=layers)
+    return replace(spec, workload=replace(spec.workload, model=model))
+
+
+def _run_apart(specs: Sequence[ProfileSpec], simulate: Simulate) -> list[Answer]:
+    """Simulate each spec in a process forked from this one.
+
+    Raises NotPeriodicError when one fails: the run of all layers shows why.
+    """
+    import torch._dynamo  # noqa: F401 (fake tensors import it: once for all)
+
+    context = multiprocessing.get_context("fork")
+    found: dict[int, Answer | None] = {}
+    running: dict[Connection, tuple[int, ForkProcess]] = {}
+    for index, spec in reversed(list(enumerate(specs))):
+        if len(running) == _AT_ONCE:
+            _finish(running, found)
+        answers, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(sender, spec, simulate))
+        process.start()
+        sender.close()
+        running[answers] = (index, process)
+    while running:
+        _finish(running, found)
+    answered = []
+    for index, spec in enumerate(specs):
+        answer = found[index]
+        if answer is None:
+            raise NotPeriodicError(f"a run of {spec.workload.model.layers} layers failed")
+        answered.append(answer)
+    return answered
+
+
+def _finish(
+    running: dict[Connection, tuple[int, ForkProcess]], found: dict[int, Answer | None]
+) -> None:
+    """Take the answers that are there, and wait for one at least."""
+    for answers in wait(list(running)):
+        assert isinstance(answers, Connection)
+        index, process = running.pop(answers)
+        found[index] = _receive(answers)
+        process.join()
+        answers.close()
+
+
+def _child(sender: Connection, spec: ProfileSpec, simulate: Simulate) -> None:
+    die_with_parent()
+    with contextlib.suppress(InputError):  # told by the run of all layers
+        run = simulate(spec)
+        sender.send((write_tape(run.log, run.streams, BLOCKS), run.work))
+
+
+def _receive(answers: Connection) -> Answer | None:
+    try:
+        answer: Answer = answers.recv()
+    except EOFError:
+        return None
+    return answer
