@@ -83,8 +83,8 @@ def build_gpt(spec: ProfileSpec, config: Any, device: torch.device) -> nn.Module
     model.model_type = ModelType.encoder_or_decoder
     for parameter in model.parameters():
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-    if device.type == "cuda" and not model_section.init_model_with_meta_device:
-        model.cuda(device)
+    if not model_section.init_model_with_meta_device:
+        model.to(device)  # Megatron builds some weights on the host
     built: nn.Module = Float16Module(config, model) if model_section.bf16 else model
     return built
 
