@@ -142,10 +142,10 @@ def _written(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Nat
 
 
 def _texts(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={_text(value)}" for key, value in values.items()]
+    return [f"{key}={yaml_text(value)}" for key, value in values.items()]
 
 
-def _text(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """Return a value as YAML reads it."""
     if value is None:
         return "null"

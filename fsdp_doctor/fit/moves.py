@@ -76,6 +76,7 @@ _MICRO = "workload.micro_batch"
 _ACCUMULATION = "config.gradient_accumulation.steps"
 _SYNC = "config.gradient_accumulation.sync"
 _MODE = "config.activation_checkpointing.mode"
+_EVERY = "config.activation_checkpointing.every_n"
 _IMPLEMENTATION = "config.optimizer.implementation"
 _TORCH = is_one_of("ddp", "fsdp1", "fsdp2")
 _FSDP1, _FSDP2, _DDP = is_one_of("fsdp1"), is_one_of("fsdp2"), is_one_of("ddp")
@@ -93,7 +94,7 @@ def _checkpointing(mode: str, strength: int, before: tuple[str, ...], title: str
         family="checkpointing",
         strength=strength,
         when={_STRATEGY: _TORCH, _MODE: is_one_of(*before), "config.compile": is_one_of(False)},
-        sets={_MODE: mode},
+        sets={_MODE: mode, **({_EVERY: 2} if mode == "every_n" else {})},
         saves="activations of blocks",
         costs=_RECOMPUTE,
     )

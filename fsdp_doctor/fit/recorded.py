@@ -75,6 +75,7 @@ def measured(run: Run, kind: str) -> Measured:
         source=str(run.directory),
         kind="verified" if kind == "verified" else "recorded",
         status=manifest.status,
+        device_type=manifest.device_type,
         peak_allocated_bytes=max(peaks, default=0) or None,
         peak_reserved_bytes=max(reserved, default=0) or None,
         step_time_s=max(medians, default=None),

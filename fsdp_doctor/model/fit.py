@@ -44,6 +44,8 @@ class Measured:
     kind: Literal["recorded", "verified"]
     """recorded: found among recorded runs; verified: made for this answer."""
     status: str
+    device_type: Literal["cuda", "cpu"] = "cuda"
+    """cpu: the peak is that of tensors alone, not to be held against the prediction."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     step_time_s: float | None = None

@@ -186,9 +186,10 @@ def _measured(measured: Measured, variant: Variant) -> str:
     parts = []
     if measured.peak_allocated_bytes:
         off = variant.peak_allocated_bytes / measured.peak_allocated_bytes - 1
-        parts.append(
-            f"{format_bytes(measured.peak_allocated_bytes)} allocated (predicted {off:+.3%})"
-        )
+        beside = "on a CPU, tensors alone"
+        if measured.device_type == "cuda":
+            beside = f"predicted {off:+.3%}"
+        parts.append(f"{format_bytes(measured.peak_allocated_bytes)} allocated ({beside})")
     if measured.peak_reserved_bytes:
         parts.append(f"{format_bytes(measured.peak_reserved_bytes)} reserved")
     if measured.step_time_s is not None:

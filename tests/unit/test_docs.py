@@ -18,6 +18,12 @@ def test_specs_page_is_current() -> None:
     assert (ROOT / "docs" / "specs.md").read_text() == generated
 
 
+def test_the_table_of_changes_is_current() -> None:
+    """docs/fit.md has the table that docs/generate_fit.py writes."""
+    generated = runpy.run_path(str(ROOT / "docs" / "generate_fit.py"))["page"]()
+    assert (ROOT / "docs" / "fit.md").read_text() == generated
+
+
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command of the group exists and has a help text."""
