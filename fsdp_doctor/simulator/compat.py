@@ -133,7 +133,9 @@ def _replace(owner: Any, name: str, new: Any) -> None:
     setattr(owner, name, new)
 
 
-def _unfaked(function: Callable[..., Any]) -> Callable[..., Any]:
+def unfaked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs on real tensors, whatever mode is on."""
+
     def real(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
             return function(*args, **kwargs)
@@ -153,8 +155,8 @@ def _mesh_is_real() -> None:
     ):
         method = getattr(DeviceMesh, name, None)
         if method is not None:
-            setattr(DeviceMesh, name, _unfaked(method))
-    make = _unfaked(device_mesh.init_device_mesh)
+            setattr(DeviceMesh, name, unfaked(method))
+    make = unfaked(device_mesh.init_device_mesh)
     for module in (device_mesh, dist, base):
         _replace(module, "init_device_mesh", make)
 
@@ -193,7 +195,7 @@ def _patch_fsdp2() -> None:
     from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param, _fully_shard
 
     _replace(_fsdp_param, "_chunk_with_empty", _Chunks)
-    mesh_info = _unfaked(_fsdp_init._get_post_forward_mesh_info)
+    mesh_info = unfaked(_fsdp_init._get_post_forward_mesh_info)
     for module in (_fsdp_init, _fully_shard):
         _replace(module, "_get_device_from_mesh", lambda _mesh: GPU)
         _replace(module, "_get_post_forward_mesh_info", mesh_info)

@@ -21,7 +21,7 @@ from fsdp_doctor.memory.timeline import build_anatomy
 from fsdp_doctor.model.estimate import PhaseEstimate, RankEstimate, StepEstimate
 from fsdp_doctor.model.memory import Anatomy
 from fsdp_doctor.model.spec import ProfileSpec
-from fsdp_doctor.simulator import compat
+from fsdp_doctor.simulator import compat, megatron_fakes
 from fsdp_doctor.simulator.dry_run import _refuse_unsupported, _Sink
 from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest
 from fsdp_doctor.simulator.summarise import SOURCE
@@ -58,6 +58,7 @@ def dry_run_on_cpu(spec: ProfileSpec, *, rank: int, steps: int) -> EventLog:
     Raises InputError when the spec asks for what cannot run on fake tensors.
     """
     _refuse_unsupported(spec)
+    megatron_fakes.prepare(spec)
     observer = _CpuRunObserver()
     compat.join_fake_group(rank, spec.world_size)
     _install(observer)

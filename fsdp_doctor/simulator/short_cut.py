@@ -77,8 +77,8 @@ def layer_counts(spec: ProfileSpec) -> tuple[int, ...]:
     where layers are known not to repeat.
     """
     model, config = spec.workload.model, spec.config
-    if model.factory is not None or config.compile:
-        return ()
+    if model.factory is not None or config.compile or config.strategy == "megatron":
+        return ()  # Megatron's buckets and units in flight are cut by elements
     checkpointing = config.activation_checkpointing
     period = checkpointing.every_n if checkpointing.mode == "every_n" else 1
     if config.strategy == "fsdp2" and config.fsdp2.wrap == "block":

@@ -90,7 +90,8 @@ def _step(anatomy: Anatomy, prompt: Replay, late: Replay) -> StepEstimate:
             end_allocated_bytes=items[-1].end.allocated_bytes or 0,
             categories=anatomy.phases[name].categories,
         )
-    resident = list(phases.values())[-1].end_allocated_bytes
+    last = next(p for p in reversed(prompt.phases) if p.span.step == anatomy.step)
+    resident = last.end.allocated_bytes or 0
     return StepEstimate(
         peak_allocated_bytes=anatomy.peak_allocated_bytes,
         peak_reserved_bytes=max(phase.peak_reserved_bytes for phase in phases.values()),

@@ -1,0 +1,95 @@
+"""Megatron-Core on fake tensors: its own code runs, on the simulated GPU, as one rank of any job.
+
+The shim that lets Megatron run on CPU processes (``training.megatron_cpu``) stands in for CUDA,
+with the simulated GPU in its place. What is left is what Megatron asks of data and of other ranks:
+ranks are taken to be alike, numbers read from fake tensors are ones, checks across ranks pass.
+
+Replaced, in a process that is good for one spec only (megatron-core 0.16 - 0.19):
+``torch.distributed.all_gather_object, broadcast_object_list``, ``torch.tensor``,
+``mcore_fsdp_adapter.FullyShardedDataParallel._init_dist_index`` (it computes with ranks, which need
+values), ``validate_uneven_dtensor`` of ``megatron_fsdp.param_and_grad_buffer``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from fsdp_doctor.config.megatron_support import refuse
+from fsdp_doctor.errors import InputError
+from fsdp_doctor.model.spec import ProfileSpec
+from fsdp_doctor.simulator import compat
+from fsdp_doctor.training import megatron_cpu
+from fsdp_doctor.training.megatron_setup import load_megatron
+
+_FSDP = "megatron.core.distributed.fsdp"
+
+
+def refuse_unsupported(spec: ProfileSpec) -> None:
+    """Raise InputError for what the installed Megatron cannot run, or fakes cannot stand in for."""
+    refuse(spec)
+    megatron = spec.config.megatron
+    if megatron.engine == "mcore_torch_fsdp2":
+        raise InputError(
+            "Megatron's torch-FSDP2 wrapper cannot be estimated: its checks read data",
+            where="config.megatron.dist.use_torch_fsdp2",
+            hint="strategy fsdp2 estimates torch's own",
+        )
+    if megatron.optimizer.optimizer_cpu_offload:
+        raise InputError(
+            "an optimizer on the host cannot be estimated yet",
+            where="config.megatron.optimizer.optimizer_cpu_offload",
+            hint="--set it to false: what is estimated then is more than what is needed",
+        )
+
+
+def prepare(spec: ProfileSpec) -> None:
+    """Make Megatron importable and let it run on fakes; nothing for other strategies.
+
+    Raises MissingDependencyError when megatron-core is not installed.
+    """
+    if spec.config.strategy != "megatron":
+        return
+    megatron_cpu.install(compat.GPU)
+    for module in (dist, distributed_c10d):
+        holder: Any = module
+        holder.all_gather_object = _all_alike
+        holder.broadcast_object_list = lambda *_arguments, **_options: None
+    _read_ones()
+    load_megatron(compat.GPU)
+    _patch_fsdp()
+
+
+def _all_alike(found: list[Any], own: Any, group: Any = None) -> None:  # noqa: ARG001
+    """Every rank sends what this one sends."""
+    found[:] = [own] * len(found)
+
+
+def _read_ones() -> None:
+    """``torch.tensor`` reads numbers out of the tensors in a list: they have none."""
+    plain = torch.tensor
+
+    def tensor(data: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        values = _ones(data) if isinstance(data, (list, tuple)) else data
+        made: torch.Tensor = plain(values, *arguments, **options)
+        return made
+
+    torch.tensor = tensor
+
+
+def _ones(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_ones(item) for item in value]
+    return 1.0 if isinstance(value, torch.Tensor) else value
+
+
+def _patch_fsdp() -> None:
+    adapter = importlib.import_module(f"{_FSDP}.mcore_fsdp_adapter").FullyShardedDataParallel
+    adapter._init_dist_index = compat.unfaked(adapter._init_dist_index)  # noqa: SLF001
+    buffers: Any = importlib.import_module(f"{_FSDP}.src.megatron_fsdp.param_and_grad_buffer")
+    if hasattr(buffers, "validate_uneven_dtensor"):
+        buffers.validate_uneven_dtensor = lambda *_arguments, **_options: None
