@@ -383,3 +383,32 @@ def test_unusable_snapshot(
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert len(error.strip().splitlines()) <= 2
+
+
+def test_a_folder_full_of_other_things(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside pictures, weights, broken pickles and empty files the log still gives its answer."""
+    (tmp_path / "job.log").write_bytes("Ошибка 错误 \xe9\n".encode() + message().encode() + b"\n")
+    (tmp_path / "model.pickle").write_bytes(b"\x80\x04cos\nsystem\n.")
+    (tmp_path / "weights.pkl").write_bytes(b"\x80\x02}q\x00.")
+    (tmp_path / "loss.png").write_bytes(b"\x89PNG\r\n")
+    (tmp_path / "empty.log").write_bytes(b"")
+    (tmp_path / "latin.out").write_bytes("Speicher erschöpft".encode("latin-1"))
+    (tmp_path / "utf16.log").write_bytes("step 1 memory allocated 1 GiB\n".encode("utf-16"))
+    (tmp_path / "dir.log").mkdir()
+    (tmp_path / "dangling.log").symlink_to(tmp_path / "nowhere")
+    assert main(["oom", str(tmp_path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["failures"][answer["first_failure"]]["kind"] == "device_oom"
+    assert answer["snapshot"] is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b", b"\x00" * 40, b"\xff\xfe", b"{", b"\r\r\r"])
+def test_next_to_nothing(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Almost empty input: an answer or one clear line."""
+    (tmp_path / "a.log").write_bytes(content)
+    status = main(["oom", str(tmp_path / "a.log")])
+    shown = capsys.readouterr()
+    assert status in (0, 2)
+    assert "Traceback" not in shown.out + shown.err

@@ -269,7 +269,9 @@ def test_flipped_bytes_end_in_one_line(tmp_path):
         assert "\n" not in outcome(path)
 
 
-@pytest.mark.parametrize("command", [["report", "X"], ["compare", "X", "X"]])
+@pytest.mark.parametrize(
+    "command", [["report", "X"], ["compare", "X", "X"], ["oom", "X"], ["oom", "--snapshot", "X"]]
+)
 def test_commands_end_with_status_two(command, tmp_path, capsys):
     """The command line prints one line of error for a hostile file."""
     path = tmp_path / "evil.pickle"
@@ -281,16 +283,18 @@ def test_commands_end_with_status_two(command, tmp_path, capsys):
     assert "os.system" in shown.err
 
 
-def test_markup_in_a_file_is_harmless(tmp_path, capsys):
+@pytest.mark.parametrize("command", ["report", "oom"])
+def test_markup_in_a_file_is_harmless(command, tmp_path, capsys):
     """HTML, ANSI escapes and Markdown in stacks and names stay text in every format."""
     job = maker.training(2)
     evil = "evil<script>alert(1)</script>\x1b[2J`x`.py"
     job.note("FSDP::pre_forward (<img src=x onerror=alert(1)>)", start=False)
     job.alloc(900 * maker.MiB, f"{evil}:3 f<b>")
+    job.oom(64 * maker.MiB, stack=f"{evil}:3 f<b>")
     path = maker.write(job.snapshot(), tmp_path / "s.pickle")
     for name in ("r.html", "r.md", "r.json"):
-        assert main(["report", str(path), "-o", str(tmp_path / name)]) == 0
-    assert main(["report", str(path)]) == 0
+        assert main([command, str(path), "-o", str(tmp_path / name)]) == 0
+    assert main([command, str(path)]) == 0
     assert "\x1b" not in capsys.readouterr().out
     page = (tmp_path / "r.html").read_text()
     assert "<script>alert" not in page
