@@ -22,6 +22,7 @@ from fsdp_doctor.memory.caching_allocator import AllocatorSettings
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.spec import ProfileSpec
 from fsdp_doctor.simulator import compat, cuda_autocast, cuda_like, megatron_fakes
+from fsdp_doctor.simulator.private_api import check_private_api
 from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest
 from fsdp_doctor.simulator.short_cut import Simulated, simulate_layers
 from fsdp_doctor.simulator.summarise import summarise
@@ -116,6 +117,7 @@ def answer(request: DryRunRequest) -> DryRunAnswer:
     try:
         spec = spec_from_mapping(request.spec, "spec")
         _refuse_unsupported(spec)
+        check_private_api(spec.config.strategy)
         run = simulate_layers(spec, partial(_simulate, request), every_layer=request.every_layer)
     except InputError as error:
         return DryRunAnswer(input_error=str(error))
