@@ -14,6 +14,7 @@ from fsdp_doctor.config.effects import (
     native,
     optimizer,
     precision,
+    reported,
     sharding,
     strategies,
     workload,
@@ -40,6 +41,7 @@ NO_EFFECT = frozenset(
 
 _RULES: dict[str, EffectRule] = {
     **native.RULES,
+    **reported.RULES,
     **sharding.RULES,
     **communication.RULES,
     **precision.RULES,
@@ -47,7 +49,7 @@ _RULES: dict[str, EffectRule] = {
     **optimizer.RULES,
     **strategies.RULES,
 }
-_TIMES: dict[str, TimeRule] = {**native.TIMES, **TIMES, **strategies.TIMES}
+_TIMES: dict[str, TimeRule] = {**native.TIMES, **reported.TIMES, **TIMES, **strategies.TIMES}
 _MEGATRON: dict[str, EffectRule] = {**megatron_rules.RULES, **megatron_shape_rules.RULES}
 """Rules that hold where Megatron wraps the model, before those above."""
 

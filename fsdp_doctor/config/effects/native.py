@@ -197,7 +197,6 @@ RULES: dict[str, EffectRule] = {
     "offload.idle_optimizer": _nothing,
     "offload.round_robin_gradients": _nothing,
     "precision.master": _master,
-    "precision.fp8": _open(Category.ACTIVATIONS, Category.TEMPORARIES, why="8-bit matmuls"),
     "precision.bf16_check_overflow": _nothing,
     "recompute.reentrant": _open(
         Category.ACTIVATIONS, why="reentrant checkpoints save inputs only"
@@ -223,7 +222,6 @@ RULES: dict[str, EffectRule] = {
     "ckpt.state_dict": _nothing,
     "ckpt.enabled": _nothing,
     "ckpt.async": _nothing,
-    "env.alloc_conf": _open(Category.UNKNOWN, why="fragmentation: reserved, not allocated, memory"),
     "env.cuda_device_max_connections": _nothing,
     "world.devices": _open(*_STATES, why="another number of ranks"),
     "world.nodes": _open(*_STATES, why="another number of ranks"),

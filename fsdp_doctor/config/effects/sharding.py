@@ -15,6 +15,7 @@ from fsdp_doctor.config.effects.base import (
     rises,
 )
 from fsdp_doctor.config.effects.formulas import is_sharded, post_forward_shard_bytes
+from fsdp_doctor.config.effects.reported import frozen_copies
 from fsdp_doctor.model.config import ConfigChange, Direction, Effect
 from fsdp_doctor.model.memory import Category, Phase
 
@@ -38,7 +39,7 @@ def _engine(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
         why = "FSDP1 pads each unit's flat parameter, FSDP2 each parameter"
         states = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
         found += [effect(category, "either", why, source) for category in states]
-    return tuple(found)
+    return (*found, *frozen_copies(change, context))
 
 
 def _engine_communication(change: ConfigChange, context: EffectContext, source: str) -> Effect:

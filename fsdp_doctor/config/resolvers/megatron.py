@@ -29,12 +29,20 @@ def resolve(native: NativeConfig, version: str) -> EffectiveConfig:
         flag = table.get(name)
         return None if flag is None else flag.default(numbers)
 
-    settings = Settings(native, numbers, default)
+    settings = Settings(_with_fork_switches(native), numbers, default)
     settings.join("use_distributed_optimizer", *(["deepspeed"] if printed else []))
     resolve_mcore(settings)
     if native.format == "megatron_args":
         _deepspeed_fork(settings)
     return settings.finish(version)
+
+
+def _with_fork_switches(native: NativeConfig) -> NativeConfig:
+    """Megatron-LLaMA's overlapped distributed optimizer is a distributed optimizer too."""
+    switch = native.fields.get("overlapped_distributed_optimizer")
+    if switch is None or not switch.value or "use_distributed_optimizer" in native.fields:
+        return native
+    return replace(native, fields={**native.fields, "use_distributed_optimizer": switch})
 
 
 def _deepspeed_fork(settings: Settings) -> None:
