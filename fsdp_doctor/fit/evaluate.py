@@ -11,7 +11,7 @@ from typing import Self
 
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.fit.legal import Draft
-from fsdp_doctor.fit.moves import EXPANDABLE
+from fsdp_doctor.fit.move import EXPANDABLE
 from fsdp_doctor.fit.search import Outcome
 from fsdp_doctor.gpus_table import GpuModel
 from fsdp_doctor.model.estimate import Estimate, StepEstimate

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsdp_doctor.config.diff import diff_configs
+from fsdp_doctor.config.megatron_check import STRATEGIES as MEGATRON
+from fsdp_doctor.config.megatron_check import check_megatron
 from fsdp_doctor.config.resolvers.torch import resolve_spec
 from fsdp_doctor.config.rules import Job, check_config
 from fsdp_doctor.config.schema import leaf_values, spec_keys
 from fsdp_doctor.config.spec import apply_overrides, spec_to_mapping
 from fsdp_doctor.errors import InputError
-from fsdp_doctor.fit.moves import Move
+from fsdp_doctor.fit.move import Move
 from fsdp_doctor.model.config import (
     ConfigChange,
     EffectiveConfig,
@@ -71,7 +73,8 @@ class Rulebook:
             fields = dict(leaf_values(spec))
             if not move.applies(fields):
                 return "does not apply here"
-            new = move.values(fields)
+            wanted = move.values(fields)
+            new = {k: v for k, v in wanted.items() if k not in fields or fields[k] != v}
             kept = [key for key in (*new, *move.environment) if self._is_kept(key)]
             if kept:
                 return f"--keep {kept[0]}"
@@ -130,7 +133,10 @@ class Rulebook:
             fields=dict(_written(spec_to_mapping(spec), "")),
             version=self._job.versions.get("torch"),
         )
-        return check_config(native, effective.fields, self._job).violations
+        found = check_config(native, effective.fields, self._job).violations
+        if spec.config.strategy in MEGATRON:
+            found = (*found, *check_megatron(native, spec, self._job).result.violations)
+        return found
 
 
 def _written(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, NativeField]]:

@@ -11,7 +11,8 @@ from fsdp_doctor.config.rules.gpu_names import architecture_of
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.fit.evaluate import Simulator, relative, steady
 from fsdp_doctor.fit.legal import Draft, Rulebook
-from fsdp_doctor.fit.moves import MOVES, Move
+from fsdp_doctor.fit.move import Move
+from fsdp_doctor.fit.moves import MOVES
 from fsdp_doctor.fit.search import Found, Search, numerics_of, pareto
 from fsdp_doctor.gpus_table import GpuModel
 from fsdp_doctor.model.estimate import Estimate
@@ -23,7 +24,7 @@ MOST = 6
 MARGIN_STEP = 0.02
 """Part of the memory that a dearer prescription must leave free beyond a cheaper one."""
 LARGEST_WORLD = 16384
-STRATEGIES = ("ddp", "fsdp1", "fsdp2")
+STRATEGIES = ("ddp", "fsdp1", "fsdp2", "megatron")
 _SHARDED = ("fsdp1", "fsdp2")
 
 
@@ -174,7 +175,10 @@ def _needed(draft: Draft, simulator: Simulator) -> NeededRanks | None:
     """
     config = draft.spec.config
     meshed = config.fsdp2.mesh if config.strategy == "fsdp2" else config.fsdp1.mesh
-    if config.strategy not in _SHARDED or meshed is not None:
+    shards = config.strategy in _SHARDED or (
+        config.strategy == "megatron" and config.megatron.engine != "megatron_ddp"
+    )
+    if not shards or meshed is not None:
         return None
     exponents = []
     world = draft.spec.world_size

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from fsdp_doctor.fit.legal import Draft
-from fsdp_doctor.fit.moves import Move
+from fsdp_doctor.fit.move import Move
 from fsdp_doctor.model.fit import NUMERICS, Numerics
 
 _USEFUL = 0.001

@@ -186,7 +186,7 @@ def test_no_amount_of_memory_is_refused(text: str) -> None:
         (["--one-rank-of", "4", "--world-size", "8"], "differ"),
         (["--gpu", "abacus"], "unknown GPU"),
         (["--recorded", str(ROOT / "docs")], "no run with a spec"),
-        (["--set", "config.strategy=megatron"], "has no table of changes yet"),
+        (["--set", "config.strategy=megatron_fsdp"], "has no table of changes yet"),
     ],
 )
 def test_wrong_options_are_refused(

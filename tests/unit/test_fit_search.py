@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,18 @@ from hypothesis import strategies as st
 
 from fsdp_doctor.config.resolvers.torch import resolve_spec
 from fsdp_doctor.config.rules import Job
+from fsdp_doctor.config.schema import leaf_values
 from fsdp_doctor.config.spec import apply_overrides, load_spec, load_written_spec
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.fit.legal import Draft, Rulebook
-from fsdp_doctor.fit.moves import MOVES, Move
+from fsdp_doctor.fit.move import Move
+from fsdp_doctor.fit.moves import MOVES
 from fsdp_doctor.fit.search import Found, Outcome, Search, numerics_of, pareto
 from fsdp_doctor.model.fit import NUMERICS
 from fsdp_doctor.model.spec import ProfileSpec, TrainingConfig
 
-SPECS = sorted((Path(__file__).parent.parent.parent / "profiles" / "h200" / "specs").glob("*.yaml"))
+PROFILES = Path(__file__).parent.parent.parent / "profiles"
+SPECS = sorted(PROFILES.glob("h200*/specs/*.yaml"))
 SPEC = ProfileSpec(name="made up", config=TrainingConfig(strategy="fsdp2"))
 BY_NAME = {move.name: move for move in MOVES}
 BASE_BYTES = 1000
@@ -227,15 +231,19 @@ def test_every_move_applies_to_some_spec() -> None:
         ["config.precision.autocast=null"],
         ["config.fsdp2.mp_policy=null", "config.fsdp1.mixed_precision=null"],
         ["config.fsdp1.sharding_strategy=_HYBRID_SHARD_ZERO2"],
+        ["config.megatron.ddp.overlap_grad_reduce=false"],
     ]
     alive: set[str] = set()
-    for path in SPECS:
-        for texts in variants:
-            try:
-                spec = load_written_spec(path, texts).spec
-            except InputError:
-                continue
-            missing = [move for move in MOVES if move.name not in alive]
+    for path, texts in itertools.product(SPECS, variants):
+        if alive == set(BY_NAME):
+            break
+        try:
+            spec = load_written_spec(path, texts).spec
+        except InputError:
+            continue
+        fields = dict(leaf_values(spec))
+        missing = [m for m in MOVES if m.name not in alive and m.applies(fields)]
+        if missing:
             rules = rulebook(spec)
             alive |= {m.name for m in missing if isinstance(rules.apply((m,)), Draft)}
     assert alive == set(BY_NAME)
@@ -258,10 +266,13 @@ def test_a_kept_field_that_does_not_exist_is_refused() -> None:
 
 def test_rules_decide_which_combinations_are_legal() -> None:
     """FSDP1 with offload may not accumulate outside no_sync (PT006), so halving the batch is
-    refused there; a batch that cannot be halved is no candidate.
+    refused there, and Megatron-FSDP's optim where it computes wrong gradients (MG058); a batch
+    that cannot be halved is no candidate.
     """
     path = next(path for path in SPECS if path.stem == "fsdp1-cpu-offload")
     rules = rulebook(load_spec(path))
     assert "no_sync" in str(rules.apply((BY_NAME["micro-batch-2"],)))
+    wrong = rulebook(load_spec(PROFILES / "h200-megatron" / "specs" / "fsdp-none.yaml"))
+    assert "MG058" in str(wrong.apply((BY_NAME["mfsdp-optim"],)))
     odd = rulebook(load_written_spec(path, ["workload.micro_batch=1"]).spec)
     assert odd.apply((BY_NAME["micro-batch-2"],)) == "does not apply here"
