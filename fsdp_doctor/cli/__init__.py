@@ -19,6 +19,7 @@ COMMANDS = {
     "oom": "Say from a dead job's logs what failed first, where, why, and what to change.",
     "profile": "Run short real training steps and record memory and time of every rank.",
     "compare": "Compare two runs or two specs: what got worse, by how much, which flag did it.",
+    "bisect": "Find by re-runs which of the fields that differ between two specs did it.",
     "diff": "Show what really changed between two configs and what each change means.",
     "check": "Check a config against the rules of its framework and version.",
     "verify": "Train a few steps on real ranks and say whether a config trains right.",
