@@ -13,6 +13,7 @@ from fsdp_doctor.cli import main
 from fsdp_doctor.cli.fit import parse_memory
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.fit.recorded import RecordedRuns
+from fsdp_doctor.fit.verify import default_fraction
 from fsdp_doctor.model.fit import (
     Change,
     Fit,
@@ -133,6 +134,21 @@ def test_terminal_report_when_nothing_fits() -> None:
 def test_when_more_ranks_do_not_help_it_says_so(needed: NeededRanks | None, text: str) -> None:
     """Unsharded engines, and what is not sharded."""
     assert text in render_fit(nothing(needed), "llama", "terminal", width=200)
+
+
+def test_what_fits_as_written_needs_no_change() -> None:
+    """Neither a prescription nor a failure is reported."""
+    roomy = variant(reserved=20, headroom=18, fits=True)
+    answer = replace(sample(), as_written=roomy, prescriptions=(), smallest=roomy)
+    text = render_fit(answer, "llama", "terminal")
+    assert "fits as written" in text
+    assert "Nothing fits" not in text
+
+
+def test_a_larger_gpu_is_limited_to_what_the_memory_would_leave_torch() -> None:
+    """Of 40 GiB 1.75 lie outside torch: 38.25 of 153 GiB; never more than all of it."""
+    assert default_fraction(sample(), 153 * GIB) == pytest.approx(0.25)
+    assert default_fraction(sample(), 10 * GIB) == 1.0
 
 
 @pytest.mark.parametrize("fmt", ["markdown", "html"])

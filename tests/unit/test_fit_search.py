@@ -103,7 +103,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 def cheapest(found: Found, numerics: str) -> float:
     """Cost of the cheapest combination that fits and rounds no more than ``numerics``."""
-    allowed = NUMERICS.index(numerics)  # type: ignore[arg-type]
+    allowed = NUMERICS.index(numerics)
     costs = [
         outcome.cost
         for draft, outcome in found.outcomes.values()
