@@ -43,7 +43,13 @@ Tell = Callable[[str], None]
 @click.option(
     "--expandable-segments",
     is_flag=True,
-    help="Predict reserved memory for PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    help="Short for --alloc-conf expandable_segments:True.",
+)
+@click.option(
+    "--alloc-conf",
+    default="",
+    metavar="KEY:VALUE,...",
+    help="Predict reserved memory under these settings of PYTORCH_CUDA_ALLOC_CONF.",
 )
 @click.option(
     "--every-layer",
@@ -65,6 +71,7 @@ def command(
     memory_gib: float | None,
     overrides: tuple[str, ...],
     expandable_segments: bool,
+    alloc_conf: str,
     every_layer: bool,
     sweep: str | None,
     as_json: bool,
@@ -75,8 +82,10 @@ def command(
     no GPU is needed, and nothing of the model's size is allocated.
     """
     from fsdp_doctor.gpus_table import GIB, find_gpu
+    from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
     from fsdp_doctor.report.estimate_text import estimate_payload, render_estimate
 
+    parse_alloc_conf(alloc_conf)
     if world_size is not None:
         overrides = (*overrides, f"world_size={world_size}")
     swept = _swept(sweep)
@@ -85,6 +94,7 @@ def command(
         "gpu": find_gpu(gpu_name),
         "memory_bytes": None if memory_gib is None else int(memory_gib * GIB),
         "expandable_segments": expandable_segments,
+        "alloc_conf": alloc_conf,
         "every_layer": every_layer,
     }
     with progress_line() as tell:

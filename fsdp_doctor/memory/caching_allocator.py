@@ -5,8 +5,10 @@ torch 2.6 - 2.14. Addresses are invented; only their order within a pool matters
 the smallest block, the lowest address among equals). Each new segment lies below the earlier ones:
 so it was for 376 of 389 large segments of a recorded job.
 
-Not modelled: private pools (CUDA graphs), other processes, holes inside an expandable segment
-(memory is mapped and given back at its end only), the large-segment size option.
+``garbage_collection_threshold`` acts under a capacity only, as in torch, where it takes
+``set_per_process_memory_fraction``. Not modelled: private pools (CUDA graphs), other processes,
+holes inside an expandable segment (memory is mapped and given back at its end only), the
+large-segment size option.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Block:
     streams: set[int] = field(default_factory=set)
     """Other streams that use it (``record_stream``): its end waits for them."""
     searches: int = 0
-    """Searches of its pool since it became free (age, for garbage collection)."""
+    """Searches in blocks of its kind (small or large) when it became free; for its age."""
 
     @property
     def whole(self) -> bool:
@@ -91,6 +93,7 @@ class CachingAllocator:
         self._at: dict[int, Block] = {}
         self._tails: dict[Pool, Block] = {}
         self._deferred: list[tuple[int, Block]] = []
+        self._searches = [0, 0]
         self._next_address = 1 << 60
 
     # -- requests -----------------------------------------------------------------------------
@@ -115,6 +118,8 @@ class CachingAllocator:
         if block is None:
             self._collect_garbage()
             block = self._reserve(pool, rounded)
+            if block is None and self._release_oversize(pool, rounded):
+                block = self._reserve(pool, rounded)
             if block is None:
                 self.retries += 1
                 self.release_cached()
@@ -198,7 +203,7 @@ class CachingAllocator:
     # -- free lists ---------------------------------------------------------------------------
 
     def _insert(self, block: Block) -> None:
-        block.searches = 0
+        block.searches = self._searches[block.pool[0]]
         insort(self._free.setdefault(block.pool, []), (block.size, block.address))
 
     def _remove(self, block: Block) -> None:
@@ -206,16 +211,18 @@ class CachingAllocator:
         del blocks[bisect_left(blocks, (block.size, block.address))]
 
     def _find(self, pool: Pool, size: int) -> Block | None:
+        self._searches[pool[0]] += 1
         blocks = self._free.get(pool)
         if not blocks:
             return None
-        if self.settings.garbage_collection_threshold:
-            for _, address in blocks:
-                self._at[address].searches += 1
         index = bisect_left(blocks, (size, 0))
         if index == len(blocks):
             return None
         block = self._at[blocks[index][1]]
+        if self._tails.get(pool) is block and index + 1 < len(blocks):
+            # the last block of an expandable segment can grow: it counts as the largest
+            index += 1
+            block = self._at[blocks[index][1]]
         if size < self._max_split <= block.size:
             return None
         if size >= self._max_split and block.size >= size + LARGE_SEGMENT:
@@ -335,21 +342,43 @@ class CachingAllocator:
         self.reserved_bytes -= block.size
         self.segment_frees += 1
 
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """With ``max_split_size``: give back one block that is large enough, or the largest ones
+        until they are; tell whether that much came free (``release_available_cached_blocks``).
+        """
+        if self._max_split == _UNLIMITED or self.settings.expandable_segments:
+            return False
+        wanted = max(size, self._max_split)
+        blocks = self._free.get(pool, [])
+        index = bisect_left(blocks, (wanted, 0))
+        if index < len(blocks):
+            self._give_back(self._at[blocks[index][1]])
+            return True
+        released = 0
+        while blocks and released < wanted and blocks[-1][0] >= self._max_split:
+            released += blocks[-1][0]
+            self._give_back(self._at[blocks[-1][1]])
+        return released >= wanted
+
     def _collect_garbage(self) -> None:
-        """Free segments at least as old as the average until under the threshold."""
+        """Give back large segments at least as old as the average, again until under the threshold.
+
+        torch does so only where ``set_per_process_memory_fraction`` set a limit.
+        """
         threshold = self.settings.garbage_collection_threshold
         if not threshold or self.settings.capacity_bytes is None:
             return
         target = self.reserved_bytes - int(threshold * self._limit)
         freed = 0
         while target > freed:
-            free = [self._at[a] for p, blocks in self._free.items() if not p[0] for _, a in blocks]
-            old = [block for block in free if block.whole]
-            if not old:
+            large = [self._at[a] for p, blocks in self._free.items() if not p[0] for _, a in blocks]
+            whole = [] if self.settings.expandable_segments else [b for b in large if b.whole]
+            if not whole:
                 return
-            age = sum(block.searches for block in old) / len(old)
-            for block in old:
-                if block.searches >= age and freed < target:
+            ages = {block: self._searches[0] - block.searches for block in whole}
+            average = sum(ages.values()) / len(ages)
+            for block, age in ages.items():
+                if age >= average:
                     freed += block.size
                     self._give_back(block)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from fsdp_doctor.config.spec import spec_from_mapping
 from fsdp_doctor.errors import InputError
-from fsdp_doctor.memory.caching_allocator import AllocatorSettings
+from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.spec import ProfileSpec
 from fsdp_doctor.simulator import compat, cuda_autocast, cuda_like, megatron_fakes
@@ -115,17 +115,20 @@ def _refuse_unsupported(spec: ProfileSpec) -> None:
 def answer(request: DryRunRequest) -> DryRunAnswer:
     """Carry out a request of the command."""
     try:
+        settings = parse_alloc_conf(request.alloc_conf)
         spec = spec_from_mapping(request.spec, "spec")
         _refuse_unsupported(spec)
         check_private_api(spec.config.strategy)
         run = simulate_layers(spec, partial(_simulate, request), every_layer=request.every_layer)
     except InputError as error:
         return DryRunAnswer(input_error=str(error))
+    if request.expandable_segments:
+        settings = replace(settings, expandable_segments=True)
     estimate = summarise(
         run.log,
         run.streams,
         rank=request.rank,
-        settings=AllocatorSettings(expandable_segments=request.expandable_segments),
+        settings=settings,
         capacities=request.capacities,
     )
     return DryRunAnswer(estimate=replace(estimate, work=run.work, layers=run.layers))

@@ -50,6 +50,7 @@ def estimate(
     memory_bytes: int | None = None,
     ranks: Sequence[int] = (0,),
     expandable_segments: bool = False,
+    alloc_conf: str = "",
     every_layer: bool = False,
     tell: Callable[[str], None] = lambda _text: None,
     run: Callable[[DryRunRequest], RankEstimate] | None = None,
@@ -76,6 +77,7 @@ def estimate(
             workspace_bytes=gpu.cublas_workspace_bytes,
             capacities=tuple(total - used for used in outside),
             expandable_segments=expandable_segments,
+            alloc_conf=alloc_conf,
             every_layer=every_layer,
         )
         found.append((run or simulate)(request))

@@ -18,6 +18,8 @@ class DryRunRequest:
     workspace_bytes: int
     capacities: tuple[int, ...] = ()
     expandable_segments: bool = False
+    alloc_conf: str = ""
+    """``PYTORCH_CUDA_ALLOC_CONF`` of the job."""
     every_layer: bool = False
     """Simulate all layers, also where a few would do."""
 

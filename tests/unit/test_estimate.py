@@ -149,6 +149,8 @@ config: {strategy: fsdp2}
         (["--rank", "9"], "rank 9 is not one of 2"),
         (["--set", "config.fsdp9=1"], "fsdp9"),
         (["--memory", "0"], "memory"),
+        (["--alloc-conf", "max_split_size_mb:20"], "more than 20"),
+        (["--alloc-conf", "backend:cudaMallocAsync"], "native"),
         (["--sweep", "micro_batch"], "no sweep"),
         (["--sweep", "workload.micro=1,2"], "micro"),
     ],
