@@ -140,7 +140,7 @@ def _step_text(family: str, match: re.Match[bytes]) -> bytes:
         return groups[1] or b""
     if family == "deepspeed timer":
         return groups[0] or groups[1] or b""
-    return b"" if family == "deepspeed memory" else groups[0] or b""
+    return b"" if family in ("deepspeed memory", "memory metric") else groups[0] or b""
 
 
 _COLLECTIVE = frozenset(

@@ -16,19 +16,21 @@ from fsdp_doctor.logs.sizes import SIZE, sane, size_bytes
 _BACKENDS = {"CUDA": "CUDA", "CU": "CUDA", "cuda": "CUDA", "HIP": "HIP", "hip": "HIP"}
 
 _NCCL = re.compile(
-    r"NCCL WARN (?:Cuda failure \d*\s?'out of memory'|Failed to (?:CUDA|Cuda) \w+ (?P<bytes>\d+) )"
+    r"NCCL WARN Cuda failure \d*\s?'out of memory'"
+    r"|Failed to (?:CUDA|Cuda) (?:\w+ ){1,2}\d+ bytes"
     r"|NCCL error.{0,600}?(?:Cuda|HIP) failure \d*\s?'out of memory'"
     r"|ncclUnhandledCudaError.{0,300}?(?:Cuda|HIP) failure \d*\s?'out of memory'"
     r"|(?:Cuda|HIP) failure \d*\s?'out of memory'"
     r"|ncclSystemError.{0,400}?(?:allocat|out of memory)",
     re.DOTALL,
 )
-_NCCL_CALLOC = re.compile(r"Failed to (?:CUDA|Cuda) \w+ (\d+)(?: bytes)?")
+_NCCL_CALLOC = re.compile(r"Failed to (?:CUDA|Cuda) (?:\w+ ){1,2}(\d+)(?: bytes)?")
 _LIBRARY = re.compile(
     r"\b((?:CU|HIP|ROC|MI)[A-Z]+_(?:STATUS_|STATUS)?_?ALLOC_FAILED"
     r"|(?:CU|HIP|ROC)BLAS_STATUS_NOT_INITIALIZED|rocblas_status_memory_error"
     r"|CUDNN_STATUS_(?:INTERNAL_ERROR_(?:DEVICE|HOST)_ALLOC\w*)"
-    r"|cusolver error: \w*ALLOC_FAILED|miopenStatusAllocFailed)"
+    r"|cusolver error: \w*ALLOC_FAILED|miopenStatusAllocFailed"
+    r"|(?:cu|hip|roc)(?:BLAS|DNN|SOLVER)(?:Lt)? Error: the resource allocation failed)"
     r"|Unable to find a valid cuDNN algorithm"
 )
 _HIDDEN = re.compile(
@@ -36,8 +38,9 @@ _HIDDEN = re.compile(
     r" ?INTERNAL ASSERT FAILED at [^\n]{0,200}CUDACachingAllocator"
 )
 _DRIVER = re.compile(
-    r"\b(?P<api>CUDA|HIP|cuda|hip)(?: driver)? error: (?:out of memory|hipErrorOutOfMemory"
+    r"\b(?P<api>CUDA|HIP|cuda|hip)(?: driver)? [Ee]rror: (?:out of memory|hipErrorOutOfMemory"
     r"|memory allocation|device not ready)"
+    r"|^Error out of memory at line \d{1,6} in file"
     r"|(?<!`)\b(?:CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
     r"|hipErrorMemoryAllocation)\b"
     r"|\b(?P<xpu>(?:UR|PI|ZE)_(?:RESULT_)?ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY|HOST_MEMORY))"
@@ -138,7 +141,7 @@ def _driver(text: str) -> Message | None:
     found = _DRIVER.search(text)
     if found is None:
         return None
-    form = "runtime" if " error: " in found[0] else "error-code"
+    form = "runtime" if " error" in found[0].lower() or "at line" in found[0] else "error-code"
     if " driver error" in found[0]:
         form = "driver"
     return Message(kind="driver_oom", form=form, backend=_backend(found))
@@ -151,11 +154,29 @@ def _backend(found: re.Match[str]) -> str:
     return _BACKENDS.get(name, "CUDA")
 
 
+_XLA = re.compile(
+    r"RESOURCE_EXHAUSTED: [^\n]{0,200}?out of memory[^\n]{0,80}?allocat\w+ (?:of )?"
+    r"(\d{1,30}) bytes",
+    re.IGNORECASE,
+)
+
+
+def _xla(text: str) -> Message | None:
+    """XLA's allocator (JAX, PyTorch/XLA)."""
+    found = _XLA.search(text)
+    if found is None:
+        return None
+    return Message(
+        kind="device_oom", form="xla", backend="XLA", requested_bytes=sane(int(found[1]))
+    )
+
+
 _READERS: tuple[Callable[[str], Message | None], ...] = (
     _kernel,
     _nccl,
     _library,
     _hidden,
+    _xla,
     _pinned,
     _driver,
 )

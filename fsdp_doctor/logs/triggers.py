@@ -65,6 +65,7 @@ _COARSE: dict[bytes, tuple[bytes, ...]] = {
     b"xit": (b"exitcode", b"exit code", b"exit status", b"exits with", b"Exit Code", b"exited"),
     b"Kill": (b"Killed", b"Killing subprocess", b"OOMKill"),
     b"SIG": (b"SIGTERM", b"SIGKILL"),
+    b"Failed to C": (b"lloc",),
     b"Watchdog caught": (),
     b"reset by peer": (),
     b"cache flushes": (),

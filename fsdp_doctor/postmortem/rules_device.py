@@ -97,6 +97,13 @@ RULES: tuple[Rule, ...] = (
         "it came in the optimizer step",
     ),
     Rule(
+        "optimizer-temporaries",
+        "device_kind and phase == 'optimizer' and moment == 'steady' and not mentions(top, "
+        "'_init_group')",
+        0.25,
+        "its state was made in an earlier step",
+    ),
+    Rule(
         "state-does-not-fit",
         "device_kind and phase == 'optimizer' and (mentions(top, '_init_group') or "
         "mentions(top, 'zeros_like') or mentions(top, 'exp_avg ='))",

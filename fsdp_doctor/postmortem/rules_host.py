@@ -101,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "library-allocation",
         "kind == 'driver_oom'",
-        0.28,
+        0.33,
         "the driver refused memory outside PyTorch's pool",
     ),
     Rule(

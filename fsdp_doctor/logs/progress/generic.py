@@ -14,7 +14,8 @@ from fsdp_doctor.logs.progress.base import NAN, Column, Family, add_memory, numb
 
 _LINE = re.compile(
     rb"\b(?:[Ss]tep|STEP|[Ii]ter(?:ation)?)[ =:#\[]{1,3}(\d+)[^\n\r]{0,200}?"
-    rb"\b(?i:(mem(?:ory)?|(?:max_|peak_)?(?:allocated|alloc|reserved)))[\w ()/]{0,20}?[=: ]{1,3}"
+    rb"(?:\b|_)(?i:(mem(?:ory)?|(?:max_|peak_)?(?:allocated|alloc|reserved)))"
+    rb"[\w ()/]{0,20}?[=: ]{1,3}"
     rb"([\d.]+) ?([GMK])i?B?\b[^\n\r]*"
 )
 _UNITS = {b"G": 1 << 30, b"M": 1 << 20, b"K": 1 << 10}
