@@ -25,7 +25,7 @@ import resource
 import struct
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any, BinaryIO
@@ -38,6 +38,7 @@ _ASKING = bytes(code in (ACTIONS.index("alloc"), OOM) for code in range(256))
 """Which codes ask for memory, so that their stack is of interest."""
 STATES = ("inactive", "active_allocated", "active_pending_free", "active_awaiting_free")
 MAX_TEXT = 400
+BUFFER = 1 << 20
 MAX_DEVICES = 4096
 _OPERATOR = re.compile(r"^at::_ops::(\w+)::(?:call|redispatch)\(")
 
@@ -159,6 +160,21 @@ class Stacks:
             known = self._exact[exact] = self._add(frames)
         return known
 
+    def numbers(self, many: Iterable[Any]) -> list[int]:
+        """``number`` of each: its most frequent way, without a call for each."""
+        near_get, number = self._near.get, self.number
+        found = []
+        append = found.append
+        for frames in many:
+            if type(frames) is list and frames:
+                n = len(frames)
+                near = near_get((id(frames[0]), id(frames[n >> 2]), id(frames[n >> 1])))
+                if near is not None and near[0] == frames:
+                    append(near[1])
+                    continue
+            append(number(frames))
+        return found
+
     def _add(self, frames: list[Any]) -> int:
         found, operator = [], ""
         for frame in frames:
@@ -186,7 +202,8 @@ class Reader:
 
     def put(self, name: str, code: str, values: Any) -> None:
         """Keep a column; its type is checked by the array itself."""
-        self.arrays.append((name, array(code, values)))
+        # an array is filled from a list twice as fast as from an iterator
+        self.arrays.append((name, array(code, list(values))))
 
     def rows(self, value: Any, what: str) -> list[dict[str, Any]]:
         """A list of dicts, once."""
@@ -226,7 +243,7 @@ class Reader:
         self.codes(name + "pool", trace, "pool_id", self.pool)
         asking = compress(trace, actions.translate(_ASKING))
         frames = map(dict.get, asking, repeat("frames"))
-        self.put(name + "stack", "i", map(self.stacks.number, frames))
+        self.put(name + "stack", "i", self.stacks.numbers(frames))
 
     def column(self, name: str, code: str, rows: list[dict[str, Any]], key: str) -> None:
         """A column of integers; 0 where the key is missing."""
@@ -357,7 +374,7 @@ def main() -> int:
     reader = None
     try:
         size = os.fstat(0).st_size
-        with os.fdopen(os.dup(0), "rb") as file:
+        with os.fdopen(os.dup(0), "rb", BUFFER) as file:
             set_limits(json.loads(sys.argv[1]), declared_size(file, size))
             loaded, used = load(file)
         header, reader = reduce_snapshot(loaded, used)
