@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fsdp_doctor.config.megatron_native import installed_core
+from fsdp_doctor.config.spec import load_spec
 from fsdp_doctor.model.memory import Category, Phase
 from fsdp_doctor.model.run import Run
 from fsdp_doctor.runs import load_run
 from fsdp_doctor.runs.reader import read_records
+from fsdp_doctor.simulator.many import Simulations
 
 ROOT = Path(__file__).parent.parent.parent
 OLD = installed_core() == "0.16.1"
@@ -93,6 +96,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     assert not failed, "\n".join([*failed, done.stderr])
     assert done.returncode == 0, done.stdout + done.stderr
     return runs
+
+
+@pytest.fixture(scope="module")
+def simulations() -> Iterator[Simulations]:
+    """One process that imports torch for all dry runs."""
+    with Simulations() as opened:
+        yield opened
 
 
 def how_it_ended(run: Run) -> str:
@@ -179,6 +189,41 @@ def test_memory_is_told_apart(runs: dict[str, Run]) -> None:
     assert state["ddp"] > 0
     assert state["distopt"] == pytest.approx(state["ddp"] / 2, rel=0.1)
     assert state["zero3"] == pytest.approx(state["ddp"] / 2, rel=0.1)
+
+
+SCALARS = 32
+"""Bytes of the losses and flags that a CPU run holds on the host, which a GPU's memory does not."""
+STEP_BYTES = 4
+"""torch's AdamW counts steps in a tensor on the host, one for each parameter of its shard."""
+PARAMETERS = 15
+"""Tensors of the model."""
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero3"])
+def test_the_estimate_is_what_the_tracker_counts(
+    runs: dict[str, Run], simulations: Simulations, name: str
+) -> None:
+    """Of the same job, category by category: to the byte, but for scalars on the host.
+
+    In backward gloo's reduce-scatter copies the gradients, which NCCL's does not.
+    """
+    run = runs[name]
+    assert run.directory is not None
+    spec = load_spec(run.directory.parent.parent / f"{name}.yaml")
+    found = simulations.ask(spec, rank=0, device="cpu", workspace_bytes=0)
+    assert not isinstance(found, str), found
+    anatomy = run.ranks[0].anatomy
+    assert anatomy is not None
+    phases = ("forward", "optimizer") if name != "ddp" else ("forward", "backward", "optimizer")
+    counted_in, predicted_in = anatomy.phases, found.steady.phases
+    pairs = [(counted_in[p].categories, predicted_in[p].categories) for p in phases]
+    for counted, predicted in [*pairs, (anatomy.resident, found.steady.resident)]:
+        for category in counted.keys() | predicted.keys():
+            apart = counted.get(category, 0) - predicted.get(category, 0)
+            if category == Category.OPTIMIZER_STATE:
+                assert apart in range(0, STEP_BYTES * PARAMETERS + 1, STEP_BYTES)
+            else:
+                assert abs(apart) <= SCALARS, category
 
 
 def test_phases_of_a_step(runs: dict[str, Run]) -> None:
