@@ -62,6 +62,12 @@ class Group:
         return sum(row.value for row in self.rows)
 
     @property
+    def undone(self) -> int:
+        """Signed bytes that go when these fields alone are set back."""
+        known = [row.last_out for row in self.rows if row.last_out is not None]
+        return sum(known) if self.is_simulated and known else self.value
+
+    @property
     def is_simulated(self) -> bool:
         """Return whether these are the shares of simulated points."""
         return bool(self.keys) and any(row.first_in is not None for row in self.rows)
@@ -191,8 +197,8 @@ def _named(subject: Subject, group: Group, changes: dict[str, ConfigChange]) -> 
     if group.is_simulated:
         effect = _simulated_text(group, subject.delta)
     claim = f"{subject.text}; {flags} {effect}"
-    undo = rise and with_it and not joint
-    saves = min(group.value, int(subject.whole.delta or 0))
+    undo = rise and with_it and not joint and group.undone > 0
+    saves = min(group.undone, int(subject.whole.delta or 0))
     return Finding(
         cause=_cause(group),
         claim=claim + subject.end,
@@ -220,7 +226,10 @@ def _simulated_text(group: Group, delta: int) -> str:
     verb = "accounts for" if group.level else "may account for"
     share = f"{100 * group.value / delta:.0f} %" if delta else ""
     amount = format_bytes(group.value, signed=True)
-    where = _amounts(group, signed=True) if len(group.rows) > 1 else _place(group.rows[0])
+    least = TRIFLE_SHARE * max(abs(row.value) for row in group.rows)
+    rows = tuple(row for row in group.rows if abs(row.value) >= least)
+    told = replace(group, rows=rows)
+    where = _amounts(told, signed=True) if len(rows) > 1 else _place(rows[0])
     text = f"{verb} {amount} of it ({share}), simulated: {where}"
     partners = list(dict.fromkeys(key for row in group.rows for key in row.interacts_with))
     return f"{text}; how much depends on {' and '.join(partners)}" if partners else text

@@ -129,10 +129,14 @@ def _how(what_if: WhatIf) -> str:
         "screened": "fields screened in groups, then each alone in A and missing from B",
     }[what_if.kind]
     device = "GPU" if what_if.device == "cuda" else "CPU"
+    again = (
+        " A point is repeated by fsdp-doctor estimate on the spec of A with --set for each line."
+        if what_if.device == "cuda"
+        else ""
+    )
     return (
-        f"Simulated without re-runs, as rank {what_if.rank} of {what_if.world_size} on a {device}: "
-        f"{kind}. A and B are the recorded runs; a point is repeated with "
-        "`fsdp-doctor estimate A.yaml --set ...`."
+        f"A and B are the recorded runs; S0, S1, ... were simulated without re-runs, as rank "
+        f"{what_if.rank} of {what_if.world_size} on a {device}: {kind}.{again}"
     )
 
 

@@ -143,6 +143,16 @@ def test_an_interaction_is_divided_between_both_fields():
     assert pair.value == 300 * MIB
 
 
+def test_advice_saves_what_undoing_one_field_saves():
+    """Setting one factor of a product back saves more than its share."""
+    comparison, _ = compared(spec_of("b", workload__micro_batch=2))
+    saves = {f.flags: f.advice[0].saves_bytes for f in comparison.findings if f.advice}
+    assert saves == {("batch.micro",): 400 * MIB, ("recompute.mode",): 600 * MIB}
+    assert "how much depends on recompute.mode" in next(
+        f.claim for f in comparison.findings if f.flags == ("batch.micro",)
+    )
+
+
 def test_a_field_without_effect_gets_nothing():
     """A changed field that moves no byte is told with a share of 0 and has no row."""
     b = spec_of("b", workload__micro_batch=2, config__optimizer={"weight_decay": 0.1})
