@@ -8,10 +8,13 @@ how many bytes that concerns is told.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fsdp_doctor.errors import InputError
+from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
 from fsdp_doctor.memory.caching_allocator import (
     LARGE_SEGMENT,
     SMALL_SEGMENT,
@@ -163,15 +166,22 @@ def _unknown(name: str, reason: str) -> WhatIf:
     )
 
 
-def recorded_settings(settings: dict[str, object]) -> AllocatorSettings:
+def recorded_settings(settings: Mapping[str, object]) -> AllocatorSettings:
     """Return the allocator settings that a snapshot tells (torch 2.1 and later)."""
+    try:
+        text = str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+        written = parse_alloc_conf(text, "PYTORCH_CUDA_ALLOC_CONF")
+    except InputError:  # something that is not modelled: what the other keys tell
+        written = AllocatorSettings()
     split = settings.get("max_split_size", -1)
+    if isinstance(split, int) and 0 < split < 1 << 50:
+        written = replace(written, max_split_size_bytes=split)
     collect = settings.get("garbage_collection_threshold", 0.0)
-    return AllocatorSettings(
-        max_split_size_bytes=split if isinstance(split, int) and 0 < split < 1 << 50 else None,
-        garbage_collection_threshold=float(collect) if isinstance(collect, int | float) else 0.0,
-        expandable_segments=bool(settings.get("expandable_segments")),
-    )
+    if isinstance(collect, float) and 0 < collect < 1:
+        written = replace(written, garbage_collection_threshold=collect)
+    if settings.get("expandable_segments"):
+        written = replace(written, expandable_segments=True)
+    return written
 
 
 def variants(recorded: AllocatorSettings) -> list[tuple[str, AllocatorSettings]]:
@@ -186,8 +196,9 @@ def variants(recorded: AllocatorSettings) -> list[tuple[str, AllocatorSettings]]
     else:
         limited = replace(recorded, max_split_size_bytes=128 << 20)
         found.append(("max_split_size_mb:128", limited))
-    rounding = replace(recorded, roundup_power2_divisions=4)
-    found.append(("roundup_power2_divisions:4", rounding))
+    if recorded.roundup_power2_divisions <= 1:
+        rounding = replace(recorded, roundup_power2_divisions=4)
+        found.append(("roundup_power2_divisions:4", rounding))
     if not recorded.garbage_collection_threshold:
         collecting = replace(recorded, garbage_collection_threshold=0.8)
         found.append(("garbage_collection_threshold:0.8", collecting))
@@ -274,7 +285,7 @@ def _lay_out(
     view: View, story: _Story, allocator: PagedAllocator, held: dict[int, Block], begin: int
 ) -> None:
     """Put the blocks that are older than the replay where they lay, or side by side."""
-    recorded = bool(view.snapshot.settings.get("expandable_segments"))
+    recorded = recorded_settings(view.snapshot.settings).expandable_segments
     if allocator.settings.expandable_segments or recorded:
         for index in story.older:
             held[index] = allocator.allocate(story.requested[index], story.stream[index])

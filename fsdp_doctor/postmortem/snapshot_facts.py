@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fsdp_doctor.memory.snapshot_whatif import EXPANDABLE
+from fsdp_doctor.memory.snapshot_whatif import EXPANDABLE, recorded_settings
 from fsdp_doctor.model.finding import Evidence
 from fsdp_doctor.model.memory import Category, Phase, TopAllocation
 from fsdp_doctor.model.snapshot import SnapshotAnalysis
@@ -65,7 +65,7 @@ def snapshot_facts(found: SnapshotAnalysis, of_device: float | None = None) -> d
     return {
         "snapshot": True,
         "refused": found.oom is not None,
-        "expandable": expandable(found),
+        "expandable": recorded_settings(found.settings).expandable_segments,
         "units": found.units or None,
         "held_waiting": waiting,
         "share_waiting": waiting / max(focus.active_bytes, 1),
@@ -98,14 +98,6 @@ def filled_facts(
         values[f"part_{group}"] = sure * size / max(held - unknown, 1)
     values["leading"] = max(_CAUSES, key=lambda group: int(values[f"held_{group}"]))
     return values
-
-
-def expandable(found: SnapshotAnalysis) -> bool:
-    """Return whether the job used expandable segments."""
-    written = str(found.settings.get("PYTORCH_CUDA_ALLOC_CONF", "")).lower()
-    return bool(found.settings.get("expandable_segments")) or (
-        "expandable_segments:true" in written.replace(" ", "")
-    )
 
 
 def _copies(tops: Iterable[TopAllocation]) -> dict[str, Any]:

@@ -13,7 +13,12 @@ from test_oom_snapshots import Job, forward, fragmentation
 
 from fsdp_doctor.memory.caching_allocator import AllocatorSettings, Block, OutOfMemoryModelled
 from fsdp_doctor.memory.snapshot_analysis import analyse_snapshot
-from fsdp_doctor.memory.snapshot_whatif import AS_IT_RAN, EXPANDABLE, PagedAllocator
+from fsdp_doctor.memory.snapshot_whatif import (
+    AS_IT_RAN,
+    EXPANDABLE,
+    PagedAllocator,
+    recorded_settings,
+)
 from fsdp_doctor.model.replay import AllocatorReplay
 from fsdp_doctor.postmortem import examine
 
@@ -135,3 +140,21 @@ def test_pages_are_never_counted_twice(actions):
     allocator.release_cached()
     pages = 2 * (20 + 2) * MiB  # a rest of each pool and stream, less than a page beside holes
     assert allocator.reserved_bytes <= len(held) * pages
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, AllocatorSettings()),
+        ({"expandable_segments": True}, AllocatorSettings(expandable_segments=True)),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:256,roundup_power2_divisions:8"},
+            AllocatorSettings(max_split_size_bytes=256 * MiB, roundup_power2_divisions=8),
+        ),
+        ({"max_split_size": 64 * MiB}, AllocatorSettings(max_split_size_bytes=64 * MiB)),
+        ({"max_split_size": -1, "PYTORCH_CUDA_ALLOC_CONF": "new_thing:1"}, AllocatorSettings()),
+    ],
+)
+def test_settings_that_a_snapshot_tells(told, expected):
+    """The written text and the keys of newer versions give the settings it ran with."""
+    assert recorded_settings(told) == expected
