@@ -73,8 +73,22 @@ def ranges_at(snapshot: Snapshot, replay: Replay, position: int) -> list[Range]:
             stream, pool = int(trace.stream[index]), int(trace.pool[index])
             large = size != SMALL_SEGMENT
             ranges.append(Range(address, size, stream, pool, large, action in mapped))
+    ranges = _merged(ranges)
     _fill(ranges, replay, position)
     return ranges
+
+
+def _merged(ranges: list[Range]) -> list[Range]:
+    """Join neighbours of an expandable segment, which is mapped and unmapped page by page."""
+    found: list[Range] = []
+    for r in sorted(ranges, key=lambda r: r.address):
+        last = found[-1] if found else None
+        joins = last is not None and last.expandable and r.expandable and last.end == r.address
+        if last is not None and joins and (last.stream, last.pool) == (r.stream, r.pool):
+            last.size += r.size
+        else:
+            found.append(r)
+    return found
 
 
 def _final_ranges(snapshot: Snapshot, device: int) -> list[Range]:
@@ -200,7 +214,7 @@ def explain_oom(
 
 
 def _largest(ranges: list[Range]) -> int:
-    """Largest contiguous free piece; neighbouring ranges of an expandable segment are one."""
+    """Largest contiguous free piece."""
     return max((r.largest for r in ranges), default=0)
 
 

@@ -432,3 +432,21 @@ def test_real_snapshots_agree_with_the_reader_of_dicts():
     curve = level_curve(history.log)
     assert max(curve) == found.peak.allocated_bytes
     assert by_category(alive(history.log, curve.index(max(curve)))) == found.peak.categories
+
+
+def test_pages_of_an_expandable_segment_are_one_piece(tmp_path):
+    """What was unmapped after the failure was one free piece with what lay beside it before."""
+    job = maker.Maker()
+    job.alloc(4 * MiB)
+    segment = job.segments[0]  # 20 MiB: one page of an expandable segment
+    job.event("segment_map", segment.address + segment.size, 20 * MiB)
+    job.oom(64 * MiB)
+    job.event("segment_unmap", segment.address + segment.size, 20 * MiB)
+    snapshot = job.snapshot()
+    snapshot["device_traces"][0][0]["action"] = "segment_map"
+    for one in snapshot["segments"]:
+        one["is_expandable"] = True
+    found = analyse_snapshot(maker.write(snapshot, tmp_path / "s.pickle"))
+    assert found.oom.largest_free_bytes == found.oom.free_bytes == 36 * MiB
+    assert found.focus.reserved_bytes == 40 * MiB
+    assert len(found.space.pools) == 1
