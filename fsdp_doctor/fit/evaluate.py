@@ -11,7 +11,7 @@ from typing import Self
 
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.fit.legal import Draft
-from fsdp_doctor.fit.move import EXPANDABLE
+from fsdp_doctor.fit.move import ALLOC_CONF
 from fsdp_doctor.fit.search import Outcome
 from fsdp_doctor.gpus_table import GpuModel
 from fsdp_doctor.model.estimate import Estimate, StepEstimate
@@ -57,7 +57,6 @@ class Simulator:
 
     def estimate(self, draft: Draft) -> Estimate:
         """Return the estimate of a draft. Raises InputError when it cannot be simulated."""
-        expandable = EXPANDABLE.items() <= draft.environment.items()
         server = self._idle.get()
         self.simulations += 1
         try:
@@ -65,7 +64,7 @@ class Simulator:
                 draft.spec,
                 gpu=self._gpu,
                 memory_bytes=self._memory_bytes,
-                expandable_segments=expandable,
+                alloc_conf=draft.environment.get(ALLOC_CONF, ""),
                 run=server.simulate,
             )
         finally:

@@ -13,7 +13,7 @@ Fields = Mapping[str, Any]
 Condition = Callable[[Any], bool]
 Value = Any | Callable[[Fields], Any]
 
-EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

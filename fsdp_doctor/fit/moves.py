@@ -10,7 +10,7 @@ from __future__ import annotations
 from fsdp_doctor.fit import megatron_moves, torch_moves
 from fsdp_doctor.fit.move import (
     ACCUMULATION,
-    EXPANDABLE,
+    ALLOC_CONF,
     MICRO,
     SIMULATED,
     STRATEGY,
@@ -42,9 +42,18 @@ MOVES: tuple[Move, ...] = (
         title="expandable segments in the allocator",
         family="allocator",
         when={STRATEGY: SIMULATED},
-        environment=EXPANDABLE,
+        environment={ALLOC_CONF: "expandable_segments:True"},
         saves="what fragmentation keeps reserved",
         costs="nothing per step once segments are mapped",
+    ),
+    Move(
+        name="max-split-size",
+        title="blocks over 256 MiB are not split",
+        family="allocator",
+        when={STRATEGY: SIMULATED},
+        environment={ALLOC_CONF: "max_split_size_mb:256"},
+        saves="large cached blocks that a small request would break up",
+        costs="large requests may have to allocate anew",
     ),
     *torch_moves.MOVES,
     *megatron_moves.MOVES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from fsdp_doctor.model.work import StepWork
-from fsdp_doctor.simulator.estimate import simulate
+from fsdp_doctor.simulator.many import Simulations
 from fsdp_doctor.simulator.request import DryRunRequest
 
 LAYERS, HIDDEN, FFN, VOCAB, HEADS, TOKENS = 2, 64, 256, 128, 4, 32
@@ -18,21 +19,27 @@ BLOCK = 4 * HIDDEN**2 + 3 * HIDDEN * FFN
 POLICY = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
 
 
-def count(config: dict[str, Any], world_size: int = 4) -> StepWork:
-    """Count the steady step of a small model."""
+Count = Callable[[dict[str, Any]], StepWork]
+
+
+@pytest.fixture(scope="module")
+def count() -> Iterator[Count]:
+    """Count the steady step of a small model on four ranks."""
     model = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "ffn": FFN, "vocab": VOCAB}
-    raw = {
-        "name": "tiny",
-        "world_size": world_size,
-        "workload": {"model": model, "sequence_length": TOKENS},
-        "config": config,
-    }
-    found = simulate(DryRunRequest(spec=raw, rank=0, steps=2, workspace_bytes=0))
-    assert found.work is not None
-    return found.work
+    workload = {"model": model, "sequence_length": TOKENS}
+    with Simulations() as server:
+
+        def counted(config: dict[str, Any]) -> StepWork:
+            raw = {"name": "tiny", "world_size": 4, "workload": workload, "config": config}
+            request = DryRunRequest(spec=raw, rank=0, steps=2, workspace_bytes=0)
+            work = server.simulate(request).work
+            assert work is not None
+            return work
+
+        yield counted
 
 
-def test_fsdp2_counts_match_closed_forms() -> None:
+def test_fsdp2_counts_match_closed_forms(count: Count) -> None:
     """Matmuls 6 FLOPs a parameter and token, causal attention half of its square; two gathers of
     the blocks in bfloat16, and one reduction in float32.
     """
@@ -57,7 +64,7 @@ def test_fsdp2_counts_match_closed_forms() -> None:
     assert not work.copies
 
 
-def test_ddp_reduces_every_gradient_once_for_each_synchronised_micro_step() -> None:
+def test_ddp_reduces_every_gradient_once_for_each_synchronised_micro_step(count: Count) -> None:
     """Two micro steps, the last one synchronised: every float32 gradient is reduced once."""
     work = count(
         {"strategy": "ddp", "gradient_accumulation": {"steps": 2, "sync": "last_microbatch"}}
@@ -69,7 +76,7 @@ def test_ddp_reduces_every_gradient_once_for_each_synchronised_micro_step() -> N
     assert matmuls == 2 * 6 * TOKENS * (LAYERS * BLOCK + HIDDEN * VOCAB)
 
 
-def test_offload_is_counted_as_copies_and_work_on_the_host() -> None:
+def test_offload_is_counted_as_copies_and_work_on_the_host(count: Count) -> None:
     """Hybrid offloaded parameters come and gradients go over PCIe; replicas are two ranks apart."""
     work = count(
         {
