@@ -28,8 +28,8 @@ Tell = Callable[[str], None]
     "--rank",
     "rank_names",
     multiple=True,
-    metavar="R|last",
-    help="Which rank to simulate; repeat for several. Default: 0, whose shards are the largest.",
+    metavar="R|first|last",
+    help="Which rank to simulate; repeat for several. Default: first, whose shards are largest.",
 )
 @click.option("--gpu", "gpu_name", default="h200", show_default=True, help="GPU by name.")
 @click.option(
@@ -61,6 +61,12 @@ Tell = Callable[[str], None]
     metavar="KEY=V1,V2,...",
     help="Estimate each value of one field too (also world_size), and compare them in a table.",
 )
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.png|svg",
+    help="Draw the variants of --sweep.",
+)
 @json_option
 def command(
     *,
@@ -74,6 +80,7 @@ def command(
     alloc_conf: str,
     every_layer: bool,
     sweep: str | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Estimate the memory of one rank: peak by phase and category, reserved, fits or not.
@@ -86,6 +93,7 @@ def command(
     from fsdp_doctor.report.estimate_text import estimate_payload, render_estimate
 
     parse_alloc_conf(alloc_conf)
+    _check_plot(plot, sweep)
     if world_size is not None:
         overrides = (*overrides, f"world_size={world_size}")
     swept = _swept(sweep)
@@ -100,6 +108,10 @@ def command(
     with progress_line() as tell:
         written, *others = [_estimate(one, rank_names, options, tell) for one in specs]
     rows = list(zip(swept, others, strict=True))
+    if plot is not None:
+        from fsdp_doctor.report.estimate_plot import save_sweep_plot
+
+        save_sweep_plot([("as written", written), *rows], specs[0].name, plot)
     if as_json:
         payload = estimate_payload(written)
         if sweep:
@@ -125,6 +137,16 @@ def _estimate(
     return estimate(spec, ranks=ranks, tell=tell, **options)
 
 
+def _check_plot(plot: Path | None, sweep: str | None) -> None:
+    if plot is None:
+        return
+    from fsdp_doctor.report.estimate_plot import check_plot_path
+
+    if sweep is None:
+        raise InputError("there is nothing to draw without --sweep", where="--plot")
+    check_plot_path(plot)
+
+
 def _swept(sweep: str | None) -> list[str]:
     """Split ``KEY=A,B`` into overrides, one for each value."""
     if sweep is None:
@@ -136,9 +158,11 @@ def _swept(sweep: str | None) -> list[str]:
 
 
 def _rank(name: str, world_size: int) -> int:
-    if name == "last":
-        return world_size - 1
+    if name in ("first", "last"):
+        return 0 if name == "first" else world_size - 1
     try:
         return int(name)
     except ValueError:
-        raise InputError(f"{name!r} is no rank", where="--rank", hint="a number or last") from None
+        raise InputError(
+            f"{name!r} is no rank", where="--rank", hint="a number, first or last"
+        ) from None

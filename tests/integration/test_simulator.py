@@ -126,6 +126,27 @@ def test_the_last_rank_of_uneven_shards_holds_less() -> None:
     assert last.steady.resident.get("optimizer_state", 0) < first.steady.resident["optimizer_state"]
 
 
+@pytest.mark.parametrize("rank", [0, 3])
+def test_uneven_shards_are_those_of_the_rank(rank: int) -> None:
+    """Rows that four ranks cannot share evenly: each holds ceil(rows / 4), the last what is left.
+
+    Adam's two moments of every weight, each block rounded to 512 bytes; parameters are padded.
+    """
+    model = {"layers": 1, "hidden": 66, "heads": 3, "ffn": 70, "vocab": 130}
+    raw = tiny({"strategy": "fsdp2"}) | {"workload": {"model": model}}
+    shapes = [(130, 66), *[(66, 66)] * 4, *[(70, 66)] * 2, (66, 70), (130, 66), *[(66, 1)] * 3]
+
+    def held(which: int) -> int:
+        shards = [(-(-rows // 4), rows, columns) for rows, columns in shapes]
+        sizes = [4 * max(0, min(s, rows - which * s)) * columns for s, rows, columns in shards]
+        return sum(-(-size // 512) * 512 for size in sizes)
+
+    found = predict(raw, rank, steps=2).steady.resident
+    assert held(0) > held(3)
+    assert found["optimizer_state"] == 2 * held(rank)
+    assert found["parameters"] == held(0)
+
+
 def test_a_few_layers_tell_what_all_do() -> None:
     """The short cut over repeated layers says what the run of every layer says, to the byte: peaks
     by phase and category, resident, reserved, the largest allocations, the counted work.

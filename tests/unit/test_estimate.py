@@ -16,6 +16,7 @@ from fsdp_doctor.memory.events import EventLog, Label
 from fsdp_doctor.memory.replay import StreamNotes
 from fsdp_doctor.model.estimate import Estimate, RankEstimate
 from fsdp_doctor.model.memory import Category, Phase
+from fsdp_doctor.report.estimate_plot import save_sweep_plot
 from fsdp_doctor.report.estimate_text import estimate_payload, render_estimate
 from fsdp_doctor.simulator.summarise import summarise
 
@@ -126,6 +127,17 @@ def test_a_sweep_is_a_table() -> None:
     assert changed.endswith("may fit")
 
 
+def test_a_sweep_is_drawn(tmp_path: Path) -> None:
+    """A bar for each variant, its value beside the field's name, every category in the legend."""
+    rows = [("as written", sample(True)), ("workload.micro_batch=2", sample(None))]
+    save_sweep_plot(rows, "job", tmp_path / "sweep.svg")
+    save_sweep_plot(rows, "job", tmp_path / "sweep.png")
+    text = (tmp_path / "sweep.svg").read_text(encoding="utf-8")
+    for word in ("micro_batch", "as written", "optimizer state", "peak reserved"):
+        assert word in text
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_gpus_by_the_names_people_use() -> None:
     """Short and full names are found; an unknown one lists the others."""
     assert find_gpu("NVIDIA H200") is GPUS["h200"]
@@ -145,7 +157,7 @@ config: {strategy: fsdp2}
     ("arguments", "message"),
     [
         (["--gpu", "abacus"], "unknown GPU"),
-        (["--rank", "first"], "no rank"),
+        (["--rank", "middle"], "no rank"),
         (["--rank", "9"], "rank 9 is not one of 2"),
         (["--set", "config.fsdp9=1"], "fsdp9"),
         (["--memory", "0"], "memory"),
@@ -153,6 +165,9 @@ config: {strategy: fsdp2}
         (["--alloc-conf", "backend:cudaMallocAsync"], "native"),
         (["--sweep", "micro_batch"], "no sweep"),
         (["--sweep", "workload.micro=1,2"], "micro"),
+        (["--plot", "a.png"], "without --sweep"),
+        (["--sweep", "world_size=2,4", "--plot", "a.gif"], "neither .png nor .svg"),
+        (["--sweep", "world_size=2,4", "--plot", "nowhere/a.png"], "no folder"),
     ],
 )
 def test_wrong_options_are_refused(
