@@ -127,8 +127,7 @@ def _fates(replay: Replay, places: Places, template: Ints) -> list[Bools]:
     scope_end = np.array([-1 if scope is None else ends[scope] for scope in scopes])
     forward = dict(_first_spans(log, Phase.FORWARD))
     optimizer = dict(_first_spans(log, Phase.OPTIMIZER))
-    later = {step: _after(forward, step) for step in set(steps)}
-    next_forward = np.array([later[step] for step in steps])
+    next_forward = _after(forward, steps)
     next_optimizer = np.array([optimizer.get(step, -1) for step in steps])
     return [
         blocks.died == NEVER,
@@ -146,9 +145,12 @@ def _first_spans(log: EventLog, phase: Phase) -> list[tuple[int, int]]:
     return [(span.step, span.begin) for span in reversed(log.phases) if span.phase is phase]
 
 
-def _after(positions: dict[int, int], step: int) -> int:
-    """Where the first forward of a later step begins; -1 where there is none."""
-    return min((at for known, at in positions.items() if known > step), default=-1)
+def _after(positions: dict[int, int], steps: list[int]) -> Ints:
+    """Where, after each of ``steps``, the first position of a later one is; -1: there is none."""
+    known = np.array(sorted(positions), dtype=np.int64)
+    at = np.array([positions[step] for step in known.tolist()], dtype=np.int64)
+    earliest = np.append(np.minimum.accumulate(at[::-1])[::-1], -1)
+    return np.asarray(earliest[np.searchsorted(known, np.array(steps), "right")])
 
 
 def _alive_at(replay: Replay, positions: Ints) -> Bools:

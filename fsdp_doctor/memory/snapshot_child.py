@@ -228,8 +228,12 @@ class Reader:
 
     def trace(self, index: int, trace: list[dict[str, Any]]) -> None:
         """One device's events; ``stack`` has values for allocations and ``oom`` alone."""
-        known = Actions(zip(ACTIONS, range(len(ACTIONS)), strict=True))
-        actions = bytes(map(known.__getitem__, map(itemgetter("action"), trace)))
+        named = list(map(itemgetter("action"), trace))
+        codes = dict(zip(ACTIONS, range(len(ACTIONS)), strict=True))
+        try:
+            actions = bytes(map(codes.__getitem__, named))
+        except KeyError:  # one that is not known
+            actions = bytes(map(Actions(codes).__getitem__, named))
         name = f"trace/{index}/"
         self.put(name + "action", "B", actions)
         if OOM in actions:  # the one action without an address
@@ -256,7 +260,10 @@ class Reader:
         self, name: str, rows: list[dict[str, Any]], key: str, number: Callable[[Any], int]
     ) -> None:
         """A column of numbers for values that are few."""
-        found = set(map(dict.get, rows, repeat(key)))
+        try:
+            found = set(map(itemgetter(key), rows))
+        except KeyError:
+            found = set(map(dict.get, rows, repeat(key)))
         table = {value: number(value) for value in found}
         if len(table) == 1:
             self.arrays.append((name, array("i", table.values()) * len(rows)))
