@@ -58,13 +58,15 @@ class Simulation:
     def is_worth_it(self, metrics: Sequence[Metric], diff: ConfigDiff, *, settled: bool) -> bool:
         """Return whether a memory number changed firmly and its cause is open.
 
-        ``settled``: a re-run with one field flipped has the answer already. Without ``always`` two
-        changed fields that may touch memory make it worth the seconds a simulation takes.
+        ``settled``: a re-run with one field flipped has the answer already. Without ``always`` it
+        takes two changed fields, one of which may touch memory: known effects of a lone field say
+        as much, and a simulation costs seconds.
         """
         firm = any(m.name in SIMULATED and m.verdict in ("worse", "better") for m in metrics)
         if not firm or settled:
             return False
-        return self.always or sum(map(_may_touch_memory, diff.changed)) + len(diff.unknown) > 1
+        changed = [*diff.changed, *diff.unknown]
+        return self.always or (len(changed) > 1 and any(map(_may_touch_memory, changed)))
 
 
 def _may_touch_memory(change: ConfigChange) -> bool:

@@ -25,7 +25,7 @@ def simulate_option(function: F) -> F:
         "simulate",
         default=None,
         help="Simulate the specs between A and B to divide memory among the changed fields, some "
-        "seconds of CPU each. Default: when two or more fields may have moved it.",
+        "seconds of CPU each. Default: when two or more changed and one may have moved it.",
     )(function)
 
 

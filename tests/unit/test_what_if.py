@@ -203,6 +203,14 @@ def test_one_field_is_not_simulated_unless_asked():
     assert {row.level for row in peak_rows(comparison)} == {2}
 
 
+def test_a_field_beside_one_that_cannot_matter_is_simulated():
+    """Two fields changed, one of which may touch memory: the simulation tells all of its bytes."""
+    b = spec_of("b", config__optimizer={"max_grad_norm": 1.0})
+    comparison, simulator = compared(b)
+    assert len(simulator.asked) == 4
+    assert {row.keys: row.share for row in peak_rows(comparison)} == {("recompute.mode",): 1.0}
+
+
 def test_a_point_that_cannot_run_is_an_outcome():
     """A combination that the simulator refuses is left out and told, and shares still sum up."""
 
