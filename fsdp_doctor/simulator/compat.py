@@ -156,6 +156,9 @@ def _mesh_is_real() -> None:
         method = getattr(DeviceMesh, name, None)
         if method is not None:
             setattr(DeviceMesh, name, unfaked(method))
+    whole = vars(DeviceMesh).get("mesh")  # an attribute before torch 2.10
+    if isinstance(whole, property) and whole.fget is not None:
+        DeviceMesh.mesh = property(unfaked(whole.fget))  # type: ignore[assignment]
     make = unfaked(device_mesh.init_device_mesh)
     for module in (device_mesh, dist, base):
         _replace(module, "init_device_mesh", make)
