@@ -35,6 +35,10 @@ _NUMERICS_NOTE = (
     "in fewer bits), fewer bits (weights or optimizer state are kept in fewer bits: look at "
     "convergence)"
 )
+_TIME_NOTE = (
+    "step time: both specs at the same end of the range; how far apart the ends are is no measure "
+    "of how sure it is, and a job that waits for its host is slower than guessed"
+)
 _VERIFIED = {"recorded": "recorded run", "verified": "real run"}
 
 
@@ -69,7 +73,7 @@ def fit_document(fit: Fit, name: str) -> Document:
         sections.append(
             Section(title="Not offered", blocks=(Notes(items=refused),), collapsed=True)
         )
-    notes = (*_search_notes(fit), _NUMERICS_NOTE, *fit.assumptions)
+    notes = (*_search_notes(fit), _NUMERICS_NOTE, _TIME_NOTE, *fit.assumptions)
     sections.append(Section(title="Assumptions", blocks=(Notes(items=notes),), collapsed=True))
     return Document(
         title=printable(name),
