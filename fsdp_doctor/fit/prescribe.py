@@ -78,7 +78,7 @@ def fit(
         tried = [(rules.base, base), *found.outcomes.values()]
         least = min(tried, key=lambda item: item[1].reserved_bytes)[0]
         fits_somehow = any(outcome.fits for _, outcome in tried)
-        needed = None if fits_somehow else _needed(least, simulator)
+        needed = None if fits_somehow else needed_ranks(least, simulator)
         written = simulator.known(rules.base)
         return Fit(
             world_size=spec.world_size,
@@ -97,6 +97,13 @@ def fit(
             assumptions=written.assumptions
             + (() if written.step_time is None else written.step_time.assumptions),
         )
+
+
+class Estimates(Protocol):
+    """Whoever simulates a draft."""
+
+    def estimate(self, draft: Draft) -> Estimate:
+        """Return the estimate of a draft."""
 
 
 class _Writer:
@@ -168,7 +175,7 @@ def _refused(found: Found, moves: Sequence[Move]) -> tuple[Refused, ...]:
     )
 
 
-def _needed(draft: Draft, simulator: Simulator) -> NeededRanks | None:
+def needed_ranks(draft: Draft, simulator: Estimates) -> NeededRanks | None:
     """At how many ranks, doubled again and again, the draft fits; None where shards do not shrink.
 
     Per-rank batch stays, so the global batch grows along.
