@@ -183,7 +183,8 @@ def main() -> int:
     print(text, end="")
     if arguments.output:
         head = "# What `fit` prescribes, against recorded runs\n\n"
-        source = "Written by `python benchmarks/fit_recorded.py -o` from the runs in "
+        asked = " ".join([*arguments.cases, "-o"])
+        source = f"Written by `python benchmarks/fit_recorded.py {asked}` from the runs in "
         what = "`profiles/h200` (an H200, as one rank of many). Bold: in the answer.\n\n"
         arguments.output.write_text(head + source + what + text)
     return 0

@@ -207,7 +207,8 @@ def main() -> int:
     print(text, end="")
     if arguments.output:
         head = "# The first guess of a step's time, against recorded runs\n\n"
-        source = "Written by `python benchmarks/step_time_guess.py -o` from the runs in "
+        asked = " ".join([*sorted(names), "-o"])
+        source = f"Written by `python benchmarks/step_time_guess.py {asked}` from the runs in "
         what = "`profiles/h200`, on an H200 as one rank of many: without communication.\n\n"
         arguments.output.write_text(head + source + what + text)
     return 0
