@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from fsdp_doctor.attribution.environments import HOST_THREADS, environment_differences
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.run import Run
-from fsdp_doctor.runs.summary import steady_steps
+from fsdp_doctor.runs.columns import KINDS, columns_of
 from fsdp_doctor.units import format_bytes
 
 _MUST_MATCH = (
@@ -52,15 +54,16 @@ def _has_memory(run: Run) -> bool:
         series.anatomy is not None
         or any(
             p.peak.allocated_bytes is not None or p.peak.reserved_bytes is not None
-            for p in (*series.setup, *(p for step in series.steps for p in step.phases))
+            for p in series.setup
         )
+        or columns_of(series).with_memory().any()
         for series in run.ranks
     )
 
 
 def _has_time(run: Run) -> bool:
     return any(
-        series.time_breakdown or any(step.step_time_s is not None for step in series.steps)
+        series.time_breakdown or not np.isnan(columns_of(series).step_time_s).all()
         for series in run.ranks
     )
 
@@ -120,7 +123,12 @@ def _rank_warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
 
 
 def _kinds(runs: Sequence[Run]) -> set[str]:
-    return {s.kind for run in runs for series in run.ranks for s in steady_steps(series)}
+    found = set()
+    for run in runs:
+        for series in run.ranks:
+            columns = columns_of(series)
+            found |= {KINDS[code] for code in set(columns.kinds[columns.steady()].tolist())}
+    return found
 
 
 def _kind_warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.run import PhaseRecord, RankSeries, Run, StepRecord
-from fsdp_doctor.runs.summary import steady_steps
+from fsdp_doctor.runs.columns import UNKNOWN, StepColumns, columns_of
+
+if TYPE_CHECKING:
+    from fsdp_doctor.runs.columns import Flags, Ints
 
 VARYING = frozenset({"peak_reserved_bytes", "outside_pytorch_bytes"})
 """Numbers that differ between identical runs: the pool depends on timing, the device on others."""
@@ -55,44 +60,71 @@ def observe(run: Run) -> Observations:
 
 
 def _rank_values(series: RankSeries) -> Iterator[tuple[Place, list[int]]]:
+    """Yield each number of a rank with the lowest and highest it has over the steady steps."""
     rank = series.rank
-    steps = steady_steps(series)
-    phases = {str(p.phase) for step in steps for p in step.phases}
-    if phases == {str(Phase.UNKNOWN)}:  # steps that are not divided
-        phases = set()
-    for name, counter in (
-        ("peak_allocated_bytes", "allocated_bytes"),
-        ("peak_reserved_bytes", "reserved_bytes"),
+    columns = columns_of(series)
+    steady = columns.steady()
+    yield from _peaks(series, columns, steady)
+    for name, numbers in (
+        ("resident_bytes", columns.end_allocated[steady]),
+        ("outside_pytorch_bytes", _outside_pytorch(columns)[steady]),
+        ("first_step_peak_allocated_bytes", _step_peaks(columns.peak_allocated)[:1]),
     ):
-        for phase in (None, *sorted(phases)):
-            if values := _peaks(steps, counter, phase):
+        if values := _bounds(numbers):
+            yield Place(name, rank), values
+    if values := _bounds(columns.retries):
+        yield Place("allocation_retries", rank), values[-1:]
+    yield from _categories(series)
+
+
+def _peaks(
+    series: RankSeries, columns: StepColumns, steady: Flags
+) -> Iterator[tuple[Place, list[int]]]:
+    rank = series.rank
+    phases = {
+        name: row for row, name in enumerate(columns.phases) if columns.present[row, steady].any()
+    }
+    if phases.keys() == {str(Phase.UNKNOWN)}:  # steps that are not divided
+        phases = {}
+    for name, peaks, counter in (
+        ("peak_allocated_bytes", columns.peak_allocated, "allocated_bytes"),
+        ("peak_reserved_bytes", columns.peak_reserved, "reserved_bytes"),
+    ):
+        if values := _bounds(_step_peaks(peaks)[steady]):
+            yield Place(name, rank), values
+        for phase in sorted(phases):
+            if values := _bounds(peaks[phases[phase], steady]):
                 yield Place(name, rank, phase), values
         for record in series.setup:
             if values := _known([getattr(record.peak, counter)]):
                 yield Place(name, rank, str(record.phase)), values
-    if values := _known([_end(step, "allocated_bytes") for step in steps]):
-        yield Place("resident_bytes", rank), values
-    if values := _known([outside_pytorch_bytes(step) for step in steps]):
-        yield Place("outside_pytorch_bytes", rank), values
-    if values := _peaks(list(series.steps[:1]), "allocated_bytes", None):
-        yield Place("first_step_peak_allocated_bytes", rank), values
-    if values := _known([step.allocation_retries for step in series.steps]):
-        yield Place("allocation_retries", rank), [max(values)]
-    yield from _categories(series)
 
 
 def _known(values: list[int | None]) -> list[int]:
     return [value for value in values if value is not None]
 
 
-def _peaks(steps: list[StepRecord], counter: str, phase: str | None) -> list[int]:
-    """Return the peak of a counter per step, in one phase or (None) in all."""
-    peaks = []
-    for step in steps:
-        values = _known([getattr(p.peak, counter) for p in step.phases if phase in (None, p.phase)])
-        if values:
-            peaks.append(max(values))
-    return peaks
+def _bounds(values: Ints) -> list[int]:
+    """Return the smallest and largest known value; nothing where none is known."""
+    known = values[values >= 0]
+    return [int(known.min()), int(known.max())] if known.size else []
+
+
+def _step_peaks(peaks: Ints) -> Ints:
+    """Return the largest peak of each step's phases."""
+    if not len(peaks):
+        return np.full(peaks.shape[1], UNKNOWN)
+    found: Ints = peaks.max(axis=0)
+    return found
+
+
+def _outside_pytorch(columns: StepColumns) -> Ints:
+    """Return what ``outside_pytorch_bytes`` does, of every step."""
+    used, reserved = columns.device_used, columns.end_reserved
+    outside = used - reserved
+    known = (used >= 0) & (reserved >= 0) & (outside >= 0)
+    found: Ints = np.where(known, outside, UNKNOWN)
+    return found
 
 
 def _last_phase(step: StepRecord) -> PhaseRecord | None:

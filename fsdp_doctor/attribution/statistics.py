@@ -161,8 +161,11 @@ def bootstrap_interval(
     generator = np.random.default_rng(seed)
     if a.size * b.size > 10_000:
         samples = max(200, samples * 10_000 // (a.size * b.size))
+    length_a, length_b = block_length(a), block_length(b)
     shifts = [
-        location_shift(a[_resample(a, generator)], b[_resample(b, generator)])
+        location_shift(
+            a[_resample(a.size, length_a, generator)], b[_resample(b.size, length_b, generator)]
+        )
         for _ in range(samples)
     ]
     low, high = np.quantile(shifts, [ALPHA / 2, 1 - ALPHA / 2])
@@ -180,10 +183,9 @@ def block_length(x: FloatArray) -> float:
     return min(max(length, 1.0), float(x.size))
 
 
-def _resample(x: FloatArray, generator: np.random.Generator) -> NDArray[np.intp]:
+def _resample(size: int, length: float, generator: np.random.Generator) -> NDArray[np.intp]:
     """Return indices of one stationary bootstrap sample: blocks of random start and length."""
-    size = x.size
-    jump = generator.random(size) < 1 / block_length(x)
+    jump = generator.random(size) < 1 / length
     jump[0] = True
     starts = generator.integers(size, size=size)
     last_jump = np.maximum.accumulate(np.where(jump, np.arange(size), 0))

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fsdp_doctor.attribution.statistics import ALPHA, benjamini_hochberg
-from fsdp_doctor.attribution.times import phase_seconds
-from fsdp_doctor.model.run import RankSeries, Run
+from fsdp_doctor.attribution.times import timed_steps
+from fsdp_doctor.model.run import Run
+from fsdp_doctor.runs.columns import StepColumns, columns_of
 
 if TYPE_CHECKING:
     from fsdp_doctor.attribution.statistics import FloatArray
+    from fsdp_doctor.runs.columns import Ints
 
 LATE = 0.03
 """Share of the peers' time by which a straggler is late (median over the steps)."""
@@ -69,18 +72,15 @@ def flag(own: FloatArray, *, ranks: Sequence[int], basis: str = "phases") -> lis
     count, steps = own.shape
     if count < 2 or steps == 0:
         return []
-    late = np.array(
-        [np.median(own[r] / np.median(np.delete(own, r, axis=0), axis=0) - 1) for r in range(count)]
-    )
+    late = np.median(own / _peers_median(own) - 1, axis=1)
     if late.max() < LATE:
         return []
-    from scipy.stats import binomtest
+    from scipy.special import bdtrc
 
     slowest = np.argmax(own, axis=0)
     times_last = [int((slowest == r).sum()) for r in range(count)]
-    p_values = [
-        float(binomtest(k, steps, 1 / count, alternative="greater").pvalue) for k in times_last
-    ]
+    # scipy.stats.binomtest(k, steps, 1 / count, alternative="greater"), which takes 1 s to import
+    p_values = [float(bdtrc(k - 1, steps, 1 / count)) if k else 1.0 for k in times_last]
     adjusted = benjamini_hochberg(p_values)
     lost = float((own.max(axis=0) - np.median(own, axis=0)).sum() / own.max(axis=0).sum())
     found = [
@@ -99,15 +99,32 @@ def flag(own: FloatArray, *, ranks: Sequence[int], basis: str = "phases") -> lis
     return sorted(found, key=lambda s: -s.late)
 
 
+def _peers_median(own: FloatArray) -> FloatArray:
+    """Return, for each rank and step, the median of the other ranks.
+
+    Equals ``np.median(np.delete(own, rank, axis=0), axis=0)``: without the value at place k of a
+    sorted column, place i holds what was at i, or at i + 1 from k on.
+    """
+    ordered = np.sort(own, axis=0)
+    place = np.argsort(np.argsort(own, axis=0, kind="stable"), axis=0, kind="stable")
+    middle = ((len(own) - 2) // 2, (len(own) - 1) // 2)
+    low, high = (np.where(place > i, ordered[i], ordered[i + 1]) for i in middle)
+    peers: FloatArray = (low + high) / 2
+    return peers
+
+
 def _own_by_phases(run: Run) -> tuple[list[int], FloatArray] | None:
     """Return ranks and their own times: the job's step less the wait seen in local phases."""
     phases = LOCAL_PHASES[:1] if _waits_in_optimizer(run) else LOCAL_PHASES
-    local = [_local_seconds(series, phases) for series in run.ranks]
-    known = sorted(set.intersection(*(set(x) for x in local))) if local else []
-    if len(local) < 2 or not known:
+    local = [_local_seconds(columns_of(series), phases) for series in run.ranks]
+    if len(local) < 2:
         return None
-    matrix = np.array([[x[step][0] for step in known] for x in local])
-    step_times = np.array([[x[step][1] for step in known] for x in local]).max(axis=0)
+    known = reduce(np.intersect1d, (numbers for numbers, _, _ in local))
+    if not known.size:
+        return None
+    at = [np.searchsorted(numbers, known) for numbers, _, _ in local]
+    matrix = np.array([seconds[i] for (_, seconds, _), i in zip(local, at, strict=True)])
+    step_times = np.max([whole[i] for (_, _, whole), i in zip(local, at, strict=True)], axis=0)
     wait = matrix.max(axis=0) - matrix
     return [series.rank for series in run.ranks], step_times - wait
 
@@ -121,17 +138,14 @@ def _waits_in_optimizer(run: Run) -> bool:
     )
 
 
-def _local_seconds(series: RankSeries, phases: Sequence[str]) -> dict[int, tuple[float, float]]:
-    """Return step -> (seconds in the local phases, seconds of the step) of the timed steps."""
-    found = {}
-    for step in series.steps:
-        if step.kind != "timed" or not step.step_time_s:
-            continue
-        seconds = phase_seconds(step)
-        values = [seconds[phase] for phase in phases if phase in seconds]
-        if values:
-            found[step.step] = (sum(values), step.step_time_s)
-    return found
+def _local_seconds(
+    columns: StepColumns, phases: Sequence[str]
+) -> tuple[Ints, FloatArray, FloatArray]:
+    """Return the timed steps that know a local phase, their seconds in those, and in all."""
+    rows = [row for row, name in enumerate(columns.phases) if name in phases]
+    times = columns.time_s[rows]
+    kept = timed_steps(columns) & ~np.isnan(times).all(axis=0)
+    return columns.numbers[kept], np.nansum(times[:, kept], axis=0), columns.step_time_s[kept]
 
 
 def _own_by_profile(run: Run) -> tuple[list[int], FloatArray] | None:

@@ -20,9 +20,10 @@ from fsdp_doctor.attribution.statistics import (
     required_launches,
     time_verdict,
 )
-from fsdp_doctor.attribution.times import LaunchTimes, launch_times
+from fsdp_doctor.attribution.times import LaunchTimes, launch_times, timed_steps
 from fsdp_doctor.model.comparison import Metric
 from fsdp_doctor.model.run import Run
+from fsdp_doctor.runs.columns import columns_of
 
 if TYPE_CHECKING:
     from fsdp_doctor.attribution.statistics import FloatArray
@@ -45,9 +46,7 @@ def time_metrics(a: Sequence[Run], b: Sequence[Run], *, band: float) -> list[Met
 
 def _timed(runs: Sequence[Run]) -> list[Run]:
     return [
-        run
-        for run in runs
-        if any(s.kind == "timed" and s.step_time_s for x in run.ranks for s in x.steps)
+        run for run in runs if any(timed_steps(columns_of(series)).any() for series in run.ranks)
     ]
 
 

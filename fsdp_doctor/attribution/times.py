@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fsdp_doctor.attribution.warmup import FEW_STEPS, assess
-from fsdp_doctor.model.run import RankSeries, Run, StepRecord
+from fsdp_doctor.model.run import RankSeries, Run
+from fsdp_doctor.runs.columns import StepColumns, columns_of
 
 if TYPE_CHECKING:
     from fsdp_doctor.attribution.statistics import FloatArray
+    from fsdp_doctor.runs.columns import Flags, Ints
 
 BREAKDOWN_PARTS = ("kernel", "exposed_communication", "communication", "copy", "idle")
 
@@ -42,21 +45,20 @@ class LaunchTimes:
 
 def launch_times(run: Run) -> LaunchTimes:
     """Read the times of a launch; of a crashed one those of the steps that all its ranks ended."""
-    per_rank = [steps for series in run.ranks if (steps := _timed(series))]
+    per_rank = [columns for s in run.ranks if timed_steps(columns := columns_of(s)).any()]
     breakdown = _breakdown(run.ranks)
     if not per_rank:
         return LaunchTimes(step=np.empty(0), breakdown=breakdown)
-    numbers = sorted(set.intersection(*(set(steps) for steps in per_rank)))
-    retried = _retried(run.ranks) & set(numbers)
+    numbers = reduce(np.intersect1d, (c.numbers[timed_steps(c)] for c in per_rank))
+    retried = np.intersect1d(_retried(run.ranks), numbers)
     if 2 * len(retried) >= len(numbers):
-        retried = set()  # retries are how this job runs, not an accident
-    numbers = [n for n in numbers if n not in retried]
-    step = np.array([max(steps[n].step_time_s or 0.0 for steps in per_rank) for n in numbers])
+        retried = retried[:0]  # retries are how this job runs, not an accident
+    numbers = numbers[~np.isin(numbers, retried)]
+    step = np.max([c.step_time_s[_at(c, numbers)] for c in per_rank], axis=0)
     state = assess(np.log(step))
-    kept = numbers[state.dropped :]
     return LaunchTimes(
         step=step[state.dropped :],
-        phases=_phases(per_rank, kept),
+        phases=_phases(per_rank, numbers[state.dropped :]),
         breakdown=breakdown,
         dropped=state.dropped,
         retried=len(retried),
@@ -64,47 +66,38 @@ def launch_times(run: Run) -> LaunchTimes:
     )
 
 
-def _timed(series: RankSeries) -> dict[int, StepRecord]:
-    return {
-        s.step: s
-        for s in series.steps
-        if s.kind == "timed" and s.step_time_s is not None and s.step_time_s > 0
-    }
-
-
-def _retried(ranks: Iterable[RankSeries]) -> set[int]:
-    """Return the steps in which some rank's count of allocation retries rose."""
-    found = set()
-    for series in ranks:
-        before: int | None = None
-        for step in series.steps:
-            count = step.allocation_retries
-            if count is not None and before is not None and count > before:
-                found.add(step.step)
-            before = count if count is not None else before
+def timed_steps(columns: StepColumns) -> Flags:
+    """Return which steps of a rank are timed and know their time."""
+    found: Flags = columns.of_kind("timed") & (columns.step_time_s > 0)
     return found
 
 
-def phase_seconds(step: StepRecord) -> dict[str, float]:
-    """Return the seconds of each phase of a step, summed over micro steps, where all are known."""
-    sums: dict[str, float] = {}
-    unknown = set()
-    for record in step.phases:
-        name = str(record.phase)
-        if record.time_s is None:
-            unknown.add(name)
-        else:
-            sums[name] = sums.get(name, 0.0) + record.time_s
-    return {name: value for name, value in sums.items() if name not in unknown}
+def _at(columns: StepColumns, numbers: Ints) -> Ints:
+    """Return where the steps of these numbers lie; every one is there."""
+    found: Ints = np.searchsorted(columns.numbers, numbers)
+    return found
 
 
-def _phases(per_rank: Sequence[dict[int, StepRecord]], kept: list[int]) -> dict[str, FloatArray]:
-    values: dict[str, list[float]] = {}
-    for number in kept:
-        of_ranks = [phase_seconds(steps[number]) for steps in per_rank]
-        for name in set.intersection(*(set(phases) for phases in of_ranks)):
-            values.setdefault(name, []).append(max(phases[name] for phases in of_ranks))
-    return {name: np.array(series) for name, series in sorted(values.items())}
+def _retried(ranks: Iterable[RankSeries]) -> Ints:
+    """Return the steps in which some rank's count of allocation retries rose."""
+    found = [np.empty(0, dtype=np.int64)]
+    for series in ranks:
+        columns = columns_of(series)
+        known = columns.retries >= 0
+        rose = np.diff(columns.retries[known]) > 0
+        found.append(columns.numbers[known][1:][rose])
+    return np.unique(np.concatenate(found))
+
+
+def _phases(per_rank: Sequence[StepColumns], kept: Ints) -> dict[str, FloatArray]:
+    """Return the slowest rank's time of each phase, of the steps in which all ranks know it."""
+    values = {}
+    for name in sorted(set.intersection(*(set(columns.phases) for columns in per_rank))):
+        times = np.array([c.time_s[c.phases.index(name), _at(c, kept)] for c in per_rank])
+        slowest = times.max(axis=0)  # NaN where a rank does not know its own
+        if (known := ~np.isnan(slowest)).any():
+            values[name] = slowest[known]
+    return values
 
 
 def _breakdown(ranks: Iterable[RankSeries]) -> dict[tuple[str, str], float]:

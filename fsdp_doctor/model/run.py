@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -159,7 +160,8 @@ class RankSeries:
     setup: tuple[PhaseRecord, ...] = ()
     outside: tuple[PhaseRecord, ...] = ()
     """Phases between steps (evaluation, a checkpoint), in their order."""
-    steps: tuple[StepRecord, ...] = ()
+    steps: Sequence[StepRecord] = ()
+    """A tuple, or columns that build the records when asked (``runs.columns``)."""
     anatomy: Anatomy | None = None
     time_breakdown: tuple[TimeBreakdown, ...] = ()
     checkpoint: CheckpointRecord | None = None

@@ -33,21 +33,30 @@ def load_manifest(path: Path) -> RunManifest:
 
 def records_of(path: Path, warnings: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, record) of a rank's file; lines that are none become warnings."""
-    decoder = msgspec.json.Decoder()
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if not line.strip():
                 continue
-            try:
-                record = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                torn = "torn by a crash" if not line.endswith(b"\n") else "not JSON"
-                warnings.append(f"{path.name}:{number}: line skipped ({torn})")
-                continue
-            if isinstance(record, dict) and isinstance(record.get("record"), str):
+            record = whole_record(line, f"{path.name}:{number}", warnings)
+            if record is not None:
                 yield number, record
-            else:
-                warnings.append(f"{path.name}:{number}: line skipped (not a record)")
+
+
+_DECODER = msgspec.json.Decoder()
+
+
+def whole_record(line: bytes, where: str, warnings: list[str]) -> dict[str, Any] | None:
+    """Return the record of a line, or None and a warning when it is none."""
+    try:
+        record = _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        torn = "torn by a crash" if not line.endswith(b"\n") else "not JSON"
+        warnings.append(f"{where}: line skipped ({torn})")
+        return None
+    if isinstance(record, dict) and isinstance(record.get("record"), str):
+        return record
+    warnings.append(f"{where}: line skipped (not a record)")
+    return None
 
 
 def read_records(directory: Path, rank: int) -> list[dict[str, Any]]:

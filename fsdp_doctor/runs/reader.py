@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,7 @@ from fsdp_doctor.model.run import (
     StepRecord,
     TimeBreakdown,
 )
-from fsdp_doctor.runs.files import load_manifest, read_records, records_of
+from fsdp_doctor.runs.files import load_manifest, read_records, records_of, whole_record
 from fsdp_doctor.runs.outcome import settled
 from fsdp_doctor.runs.phases import (
     OUTSIDE_STEP,
@@ -31,6 +36,10 @@ from fsdp_doctor.runs.writer import MANIFEST_NAME, rank_file_name
 
 __all__ = ["is_run_directory", "load_launches", "load_manifest", "load_run", "read_records"]
 
+LONG_BYTES = 1 << 18
+"""Rank files from here on are read into columns."""
+PARALLEL_BYTES = 1 << 25
+"""A process for each so many bytes of a run."""
 _STEP_FIELDS = {field.name for field in fields(StepRecord)}
 
 
@@ -72,19 +81,44 @@ def load_run(directory: Path) -> Run:
     manifest = load_manifest(directory / MANIFEST_NAME)
     warnings = list(manifest.warnings)
     series = []
-    for rank in manifest.ranks:
-        path = directory / rank_file_name(rank)
-        if path.is_file():
-            series.append(_load_rank(path, rank, warnings))
-        else:
-            warnings.append(f"{path.name}: missing, rank {rank} recorded nothing")
-            series.append(RankSeries(rank=rank))
+    for one, said in read_ranks(directory, manifest.ranks):
+        series.append(one)
+        warnings += said
     manifest = replace(manifest, warnings=tuple(warnings))
     return Run(
         manifest=settled(manifest, directory, series),
         ranks=tuple(series),
         directory=directory,
     )
+
+
+def read_ranks(directory: Path, ranks: Sequence[int]) -> Iterator[tuple[RankSeries, Sequence[str]]]:
+    """Yield every rank's series and warnings; large runs are read by several processes."""
+    files = [directory / rank_file_name(rank) for rank in ranks]
+    workers = _workers(files)
+    if workers < 2:
+        yield from map(_read_rank, files, ranks)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+        yield from pool.map(_read_rank, files, ranks, chunksize=4)
+
+
+def _workers(files: Sequence[Path]) -> int:
+    """Return how many processes may read: one where others' threads or a GPU forbid to fork."""
+    if "torch" in sys.modules or threading.active_count() > 1:
+        return 1
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    return min(len(os.sched_getaffinity(0)), 16, size // PARALLEL_BYTES)
+
+
+def _read_rank(path: Path, rank: int) -> tuple[RankSeries, list[str]]:
+    warnings: list[str] = []
+    if not path.is_file():
+        return RankSeries(rank=rank), [f"{path.name}: missing, rank {rank} recorded nothing"]
+    return _load_rank(path, rank, warnings), warnings
 
 
 class _Builder:
@@ -146,6 +180,11 @@ class _Builder:
         times = [(phase, micro, time_s) for phase, micro, time_s in record.get("phases", ())]
         self.times.setdefault(step, []).extend(times)
 
+    def holds_steps(self) -> bool:
+        """Return whether a record of a step was among those added."""
+        places = (*self.steps, *self.phases, *self.times)
+        return any(place >= 0 for place in places)
+
     def build(self) -> RankSeries:
         steps = []
         for step in sorted(self.steps.keys() | {s for s in self.phases if s >= 0}):
@@ -166,10 +205,38 @@ class _Builder:
 
 
 def _load_rank(path: Path, rank: int, warnings: list[str]) -> RankSeries:
+    """Read a rank's file, a long one into columns where nothing in it is unusual."""
+    if path.stat().st_size >= LONG_BYTES:
+        from fsdp_doctor.runs.fast_reader import read_columns
+
+        fast = read_columns(path, partial(load_steps, path, rank))
+        if fast is not None:
+            said: list[str] = []
+            builder = _Builder(rank, [])
+            for number, line in fast.others:
+                record = whole_record(line + b"\n", f"{path.name}:{number}", said)
+                if record is not None:
+                    _add(builder, record, f"{path.name}:{number}", said)
+            if not builder.holds_steps():
+                warnings += [*said, *builder.warnings]
+                return replace(builder.build(), steps=fast.columns)
+    return _load_carefully(path, rank, warnings)
+
+
+def load_steps(path: Path, rank: int) -> tuple[StepRecord, ...]:
+    """Return the steps of a rank's file as records."""
+    return tuple(_load_carefully(path, rank, []).steps)
+
+
+def _load_carefully(path: Path, rank: int, warnings: list[str]) -> RankSeries:
     builder = _Builder(rank, warnings)
     for number, record in records_of(path, warnings):
-        try:
-            builder.add(record)
-        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
-            warnings.append(f"{path.name}:{number}: record skipped ({error})")
+        _add(builder, record, f"{path.name}:{number}", warnings)
     return builder.build()
+
+
+def _add(builder: _Builder, record: dict[str, Any], where: str, warnings: list[str]) -> None:
+    try:
+        builder.add(record)
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        warnings.append(f"{where}: record skipped ({error})")

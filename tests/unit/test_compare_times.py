@@ -7,9 +7,10 @@ import pytest
 from builders import make_diff, make_rank, make_run
 
 from fsdp_doctor.attribution.compare import compare_with_diff
-from fsdp_doctor.attribution.times import launch_times, phase_seconds
+from fsdp_doctor.attribution.times import launch_times
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.run import PhaseRecord, StepRecord
+from fsdp_doctor.runs.columns import columns_from
 
 
 def step_metric(a, b):
@@ -118,7 +119,7 @@ def test_untimed_steps_have_no_time():
     assert launch_times(replace(run, ranks=tuple(series))).step.size == 0
 
 
-def test_phase_seconds_sum_micro_steps_and_skip_unknown():
+def test_times_of_a_phase_sum_micro_steps_and_skip_unknown():
     """Two forward passes add up; a phase with one unknown time is unknown."""
     phases = tuple(
         PhaseRecord(step=1, phase=phase, microbatch=micro, time_s=time_s)
@@ -130,4 +131,7 @@ def test_phase_seconds_sum_micro_steps_and_skip_unknown():
         )
     )
     step = StepRecord(step=1, kind="timed", phases=phases)
-    assert phase_seconds(step) == {"forward": pytest.approx(0.3)}
+    columns = columns_from([step])
+    times = dict(zip(columns.phases, columns.time_s[:, 0], strict=True))
+    assert times["forward"] == pytest.approx(0.3)
+    assert np.isnan(times["backward"])
