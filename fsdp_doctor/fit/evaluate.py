@@ -57,8 +57,11 @@ class Simulator:
 
     def estimate(self, draft: Draft) -> Estimate:
         """Return the estimate of a draft. Raises InputError when it cannot be simulated."""
-        server = self._idle.get()
         self.simulations += 1
+        return self._run(draft)
+
+    def _run(self, draft: Draft) -> Estimate:
+        server = self._idle.get()
         try:
             return estimate(
                 draft.spec,
@@ -82,12 +85,14 @@ class Simulator:
 
     def evaluate(self, drafts: Sequence[Draft]) -> list[Outcome]:
         """Simulate drafts; call ``base`` before."""
-        return list(self._pool.map(self._evaluate, drafts))
+        first = self.simulations + 1
+        self.simulations += len(drafts)
+        return list(self._pool.map(self._evaluate, drafts, range(first, first + len(drafts))))
 
-    def _evaluate(self, draft: Draft) -> Outcome:
-        self._tell(f"simulation {self.simulations + 1}: {', '.join(sorted(draft.names))}")
+    def _evaluate(self, draft: Draft, number: int) -> Outcome:
+        self._tell(f"simulation {number}: {', '.join(sorted(draft.names))}")
         try:
-            self._known[draft.names] = self.estimate(draft)
+            self._known[draft.names] = self._run(draft)
         except InputError as error:
             return Outcome(fits=None, reserved_bytes=0, cost=0.0, failure=str(error))
         return self._outcome(draft)
