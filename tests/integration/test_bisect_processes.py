@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("torch")
 
 from fsdp_doctor.cli import main
+from fsdp_doctor.config.spec import load_spec
+from fsdp_doctor.simulator.many import Simulations
 
 SPEC = """
 name: {name}
@@ -70,11 +72,21 @@ def kill_after(points: int, command: list[str], folder: Path) -> dict[str, str]:
     return completed(folder)
 
 
+def simulated_peak(path: Path) -> int:
+    """Return the steady peak of rank 0 as simulated on a CPU."""
+    with Simulations() as simulations:
+        found = simulations.ask(load_spec(path), rank=0, device="cpu", workspace_bytes=0)
+    assert not isinstance(found, str), found
+    return found.steady.peak_allocated_bytes
+
+
+@pytest.mark.timeout(900)  # on a busy machine
 def test_a_killed_search_goes_on_and_finds_the_interaction(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Accumulation and synchronisation are found as the pair that did it, by ten launches in all,
-    none of which is made twice though the first call was killed; a changed spec is refused.
+    none of which is made twice though the first call was killed. The simulation of the job on a
+    CPU gives the same peaks (but for scalars). A changed spec is refused.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     specs, runs = write_specs(tmp_path), tmp_path / "runs"
@@ -95,6 +107,11 @@ def test_a_killed_search_goes_on_and_finds_the_interaction(
     assert len(after) == 10
     assert {name: after[name] for name in before} == before
     assert found["reused"] == len(before)
+
+    points = {tuple(point["flipped"]): point["value"] for point in found["points"]}
+    ends = [min(points, key=len), max(points, key=len)]
+    for path, end in zip(specs, ends, strict=True):
+        assert abs(simulated_peak(Path(path)) - points[end]) < 256
 
     Path(specs[1]).write_text(Path(specs[1]).read_text().replace("steps: 2", "steps: 4"))
     assert main(command) == 2
