@@ -27,11 +27,13 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "ooms"))
-from cases import CASES, OomCase, case_named  # noqa: E402
+from cases import ANY, CASES, OomCase, case_named  # noqa: E402
 
 MAX_BYTES = 300_000
 TRIES = 7
 RUN_S = 300
+OUTSIDE = 3 << 29
+"""What a context and the libraries take outside of PyTorch's pool: 1.5 GiB on an H200."""
 HOLDER = """
 import ctypes, sys, time, torch
 torch.zeros(1, device="cuda")
@@ -77,8 +79,9 @@ def provoke(case: OomCase, folder: Path) -> tuple[str, int | None] | None:
     peaks = json.loads((folder / "peaks.json").read_text())
     for limit in limits(peaks, case):
         if case.holder:
+            leave = limit + OUTSIDE
             holder = subprocess.Popen(
-                [sys.executable, "-c", HOLDER, str(limit)], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", HOLDER, str(leave)], stdout=subprocess.PIPE, text=True
             )
             try:
                 assert holder.stdout is not None
@@ -102,7 +105,7 @@ def _failing(case: OomCase, folder: Path, limit: int | None) -> tuple[str, int |
     if status == 0 or not truth.exists():
         return None
     ran = json.loads(truth.read_text())["phase"]
-    return (printed, limit) if ran == case.phase or case.holder else None
+    return (printed, limit) if case.holder or case.phase in (ran, ANY) else None
 
 
 def trimmed(snapshot: dict[str, Any], most: int = MAX_BYTES) -> bytes:

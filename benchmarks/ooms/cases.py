@@ -20,7 +20,7 @@ class OomCase:
     between: tuple[str, str] = ("wrap", "forward")
     """The memory limit lies between what these phases reserve, so that the second one fails."""
     phase: str = "forward"
-    """Phase in which it has to fail."""
+    """Phase in which it has to fail; ``any``: wherever it comes to be full."""
     micro_batch: int = 4
     vocab: int = 32000
     hidden: int = 2048
@@ -53,6 +53,7 @@ class OomCase:
         }
 
 
+ANY = "any"
 EXPANDABLE = "expandable_segments:True"
 DDP: dict[str, Any] = {"strategy": "ddp", "precision": {"autocast": "bfloat16"}}
 FSDP1: dict[str, Any] = {
@@ -96,11 +97,11 @@ CASES: tuple[OomCase, ...] = (
             fault="evaluation", config=FSDP2, between=_LATER, phase="fault",
             allocator=EXPANDABLE),
     OomCase(name="ddp-leak", cause="leak", fault="leak", config=DDP, micro_batch=1,
-            between=_LATER, phase="forward", extra={"mib": 96}),
+            between=_LATER, phase=ANY, extra={"mib": 96}),
     OomCase(name="fsdp2-leak-expandable", cause="leak", fault="leak", config=FSDP2, micro_batch=1,
-            between=_LATER, phase="forward", allocator=EXPANDABLE, extra={"mib": 96}),
+            between=_LATER, phase=ANY, allocator=EXPANDABLE, extra={"mib": 96}),
     OomCase(name="ddp-fragmentation", cause="fragmentation", fault="fragmentation", config=DDP,
-            micro_batch=1, between=_LATER, phase="fault"),
+            micro_batch=1, between=("pinned", "fault"), phase="fault"),
     OomCase(name="fsdp2-logits", cause="logits", config=FSDP2, micro_batch=8, vocab=256_000,
             hidden=1024, layers=2),
     OomCase(name="fsdp2-one-unit", cause="wrap-granularity", micro_batch=1, layers=12,

@@ -69,7 +69,8 @@ def train(job: Any, sink: Peaks, steps: int) -> None:
         loss = job.run_step(sink)
         print(f"step {sink.step} loss {float(loss):.4f} {allocated_text(sink)}", flush=True)
         sink.step += 1
-    sink.note("step")
+    if "step" not in sink.reserved:  # before anything is done wrong
+        sink.note("step")
 
 
 def plain(job: Any, sink: Peaks, case: OomCase) -> None:  # noqa: ARG001
@@ -149,12 +150,13 @@ def fragmentation(job: Any, sink: Peaks, case: OomCase) -> None:  # noqa: ARG001
     train(job, sink, 2)
     sink.now = "fault"
     unit = 64 * MIB if sink.cuda else 4096
+    pin = unit // 21  # what is left beside a block is split off where it is above 1 MiB
     kept, freed = [], []
     for _ in range(40):
         segment = torch.empty(unit, dtype=torch.uint8, device=job.device)
         del segment
-        kept.append(torch.empty(unit // 16, dtype=torch.uint8, device=job.device))
-        freed.append(torch.empty(unit // 16 * 14, dtype=torch.uint8, device=job.device))
+        freed.append(torch.empty(unit - pin, dtype=torch.uint8, device=job.device))
+        kept.append(torch.empty(pin, dtype=torch.uint8, device=job.device))
     sink.note("pinned")
     freed.clear()
     large = torch.empty(unit * 16, dtype=torch.uint8, device=job.device)

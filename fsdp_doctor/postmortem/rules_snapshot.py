@@ -115,6 +115,7 @@ RULES: tuple[Rule, ...] = (
         -0.6,
         "but an evaluation keeps nothing for a backward",
     ),
+    _seen("logits", "phase == 'evaluation'", -0.5, "but an evaluation keeps outputs of batches"),
     _seen(
         "activations",
         "phase == 'checkpoint_save' or phase == 'optimizer'",
