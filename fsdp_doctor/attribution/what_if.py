@@ -7,7 +7,7 @@ the runs; the simulated difference is held against the measured one in each cate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 from fsdp_doctor.attribution.atoms import Flips, find_flips
@@ -28,6 +28,7 @@ _SCREEN_FROM = 4
 """Presumed harmless fields are simulated as one group from so many fields on: equal bytes in every
 category and phase leave no doubt."""
 _DEFAULT_GPU = "h200"
+_COMPILE = "compile.enabled"
 
 Tell = Callable[[str], None]
 
@@ -160,9 +161,9 @@ def explore(
     device = a[0].manifest.device_type
     if device != b[0].manifest.device_type:
         return "the runs are of different devices"
-    flips = find_flips(*specs, diff)
+    flips = _eager_flips(*specs, diff)
     if not flips.atoms:
-        return "no changed field is part of the spec"
+        return "no changed field is one that is simulated"
     design = Design(count=len(flips.atoms), presumed_inert=flips.inert, screen_from=_SCREEN_FROM)
     rank = _rank(a[0], b[0])
     explored = Explored(flips=flips, design=design, rank=rank, device=device)
@@ -222,6 +223,18 @@ def _specs(a: Run, b: Run) -> tuple[ProfileSpec, ProfileSpec] | str:
         except InputError as error:
             return str(error)
     return found[0], found[1]
+
+
+def _eager_flips(a: ProfileSpec, b: ProfileSpec, diff: ConfigDiff) -> Flips:
+    """Return the fields between the specs with blocks that are not compiled: only such ones can be
+    simulated, so that what compilation does is left to its known effects.
+    """
+    compiled = a.config.compile or b.config.compile
+    eager = [replace(spec, config=replace(spec.config, compile=False)) for spec in (a, b)]
+    flips = find_flips(eager[0], eager[1], diff)
+    if not compiled or _COMPILE in flips.not_in_spec:
+        return flips
+    return replace(flips, not_in_spec=(*flips.not_in_spec, _COMPILE))
 
 
 def _rank(a: Run, b: Run) -> int:

@@ -88,7 +88,7 @@ class WhatIf:
     """The fields that were flipped; those of one entry together, since they are one key of the
     spec or valid only together."""
     not_simulated: tuple[str, ...]
-    """Changed fields that no spec holds (variables, versions): their effects stay formulas."""
+    """Fields that no spec holds (variables, versions), and compilation: known effects alone."""
     points: tuple[WhatIfPoint, ...]
     misses: tuple[WhatIfMiss, ...]
     interactions: tuple[WhatIfInteraction, ...]

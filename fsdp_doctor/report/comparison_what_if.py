@@ -118,7 +118,7 @@ def evidence_sections(comparison: Comparison) -> list[Section]:
     blocks: list[Block] = [Prose(text=_how(what_if)), _points_table(what_if)]
     if what_if.not_simulated:
         keys = ", ".join(what_if.not_simulated)
-        blocks.append(Prose(text=f"In no spec, so by known effects only: {keys}.", tone="warn"))
+        blocks.append(Prose(text=f"Not simulated, by known effects only: {keys}.", tone="warn"))
     return [Section(title="What the attribution rests on", blocks=tuple(blocks), only="wide")]
 
 

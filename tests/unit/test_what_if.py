@@ -226,6 +226,16 @@ def test_a_point_that_cannot_run_is_an_outcome():
     assert sum(s.value for s in shares.values()) == 700 * MIB
 
 
+def test_compilation_is_left_to_its_known_effects():
+    """Both sides are simulated uncompiled, and bytes beyond that may be compilation's: level 0."""
+    b = spec_of("b", workload__micro_batch=2, config__compile=True)
+    comparison, simulator = compared(b, {"activations": -60 * MIB})
+    assert not any(spec.config.compile for spec in simulator.asked)
+    assert comparison.what_if.not_simulated == ("compile.enabled",)
+    told = {row.keys: (row.value, row.level) for row in peak_rows(comparison)}
+    assert told[("compile.enabled",)] == (-60 * MIB, 0)
+
+
 def test_an_end_that_cannot_be_simulated_leaves_the_known_effects():
     """When A or B itself cannot be simulated, a warning says why and effects stand in."""
     b = spec_of("b", workload__micro_batch=2)
