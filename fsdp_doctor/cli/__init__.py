@@ -26,6 +26,7 @@ COMMANDS = {
     "show": "Show the effective config: every value, where it comes from, what does nothing.",
     "estimate": "Estimate a rank's memory at any world size, without a GPU.",
     "fit": "Search the changes that make a spec fit into a GPU, and what they cost.",
+    "log": "List runs over time: where a metric changed for good, and which fields did there.",
     "report": "Render recorded runs: terminal, HTML, Markdown, JSON, CSV.",
     "demo": "Profile two packaged specs and compare them (the quick start).",
 }
