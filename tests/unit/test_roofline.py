@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from test_estimate import sample
 
 from fsdp_doctor.gpus_table import GPUS, find_gpu
 from fsdp_doctor.model.work import Collective, Copies, Kernel, StepWork
+from fsdp_doctor.report.estimate_text import estimate_payload, render_estimate
 from fsdp_doctor.simulator.collectives import collective_time
 from fsdp_doctor.simulator.roofline import faster, guess_step_time, middle_s
 
@@ -117,3 +120,15 @@ def test_bfloat16_without_matrix_units_runs_as_float32() -> None:
     bfloat = guess_step_time(StepWork(kernels=(MATMUL,)), speed)
     half = guess_step_time(StepWork(kernels=(replace(MATMUL, dtype="float16"),)), speed)
     assert bfloat.total.low_s == pytest.approx(half.total.low_s * 125 / 15.7)
+
+
+def test_an_estimate_shows_the_guess_and_says_that_nothing_rests_on_it() -> None:
+    """In the text, beside the answer and among the assumptions; whole in the JSON."""
+    guess = guess_step_time(WORK, H100)
+    estimate = replace(sample(True), step_time=guess)
+    stream = StringIO()
+    render_estimate(estimate, "spec", stream, width=200)
+    assert "guess: 4." in stream.getvalue()
+    assert "nothing is decided by it" in stream.getvalue()
+    assert estimate_payload(estimate)["step_time"] == guess
+    assert estimate_payload(sample(True))["step_time"] is None
