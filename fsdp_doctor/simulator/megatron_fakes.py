@@ -6,8 +6,9 @@ ranks are taken to be alike, numbers read from fake tensors are ones, checks acr
 
 Replaced, in a process that is good for one spec only (megatron-core 0.16 - 0.19):
 ``torch.distributed.all_gather_object, broadcast_object_list``, ``torch.tensor``,
-``mcore_fsdp_adapter.FullyShardedDataParallel._init_dist_index`` (it computes with ranks, which need
-values), ``validate_uneven_dtensor`` of ``megatron_fsdp.param_and_grad_buffer``.
+``DeviceMesh.from_group`` and ``mcore_fsdp_adapter.FullyShardedDataParallel._init_dist_index`` (they
+compute with ranks, which need values), ``validate_uneven_dtensor`` of
+``megatron_fsdp.param_and_grad_buffer``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from fsdp_doctor.config.megatron_support import refuse
 from fsdp_doctor.errors import InputError
@@ -32,14 +34,7 @@ _FSDP = "megatron.core.distributed.fsdp"
 def refuse_unsupported(spec: ProfileSpec) -> None:
     """Raise InputError for what the installed Megatron cannot run, or fakes cannot stand in for."""
     refuse(spec)
-    megatron = spec.config.megatron
-    if megatron.engine == "mcore_torch_fsdp2":
-        raise InputError(
-            "Megatron's torch-FSDP2 wrapper cannot be estimated: its checks read data",
-            where="config.megatron.dist.use_torch_fsdp2",
-            hint="strategy fsdp2 estimates torch's own",
-        )
-    if megatron.optimizer.optimizer_cpu_offload:
+    if spec.config.megatron.optimizer.optimizer_cpu_offload:
         raise InputError(
             "an optimizer on the host cannot be estimated yet",
             where="config.megatron.optimizer.optimizer_cpu_offload",
@@ -59,6 +54,8 @@ def prepare(spec: ProfileSpec) -> None:
         holder: Any = module
         holder.all_gather_object = _all_alike
         holder.broadcast_object_list = lambda *_arguments, **_options: None
+    mesh: Any = DeviceMesh
+    mesh.from_group = staticmethod(compat.unfaked(mesh.from_group))
     _read_ones()
     load_megatron(compat.GPU)
     _patch_fsdp()
