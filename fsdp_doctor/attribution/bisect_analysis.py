@@ -49,8 +49,11 @@ class Analysis:
             return 0.0, 0
         return max(math.sqrt(squares / freedom), CLAIM_FLOOR), freedom
 
-    def _half(self, weights: dict[Point, float]) -> float | None:
-        """Return half of the 95 % interval of a weighted sum of points; None: exact."""
+    def _half(self, weights: dict[Point, float], *, tests: int = 1) -> float | None:
+        """Return half of the 95 % interval of a weighted sum of points; None: exact.
+
+        ``tests``: how many such claims are made together (Bonferroni).
+        """
         if not self.timed:
             return None
         if not self._freedom:
@@ -61,7 +64,7 @@ class Analysis:
         for point, weight in weights.items():
             launches = len(self._search.samples(point))
             variance += (weight * self.values[point] * self._sigma) ** 2 / launches
-        return float(stdtrit(self._freedom, 1 - ALPHA / 2)) * math.sqrt(variance)
+        return float(stdtrit(self._freedom, 1 - ALPHA / tests / 2)) * math.sqrt(variance)
 
     def _weights(self, number: int) -> dict[Point, float]:
         """Return how much each point counts in a share, which is linear in the values."""
@@ -112,8 +115,15 @@ class Analysis:
         first, last = number_of(share.first_in), number_of(share.last_out)
         half = self._half(self._weights(number))
         interval = None if half is None or value is None else (value - half, value + half)
-        clear, delta = self.is_clear(), self.delta
-        firm = [clear and self._is_firm(number, end) for end in (first, last)]
+        delta = self.delta
+        clear = self.is_clear() and (interval is None or interval[0] > 0 or interval[1] < 0)
+        start, end = self._search.design.ends
+        alone = self._search.design.first_in([number])
+        without = self._search.design.last_out([number])
+        firm = (
+            clear and self._is_firm(first, (start, alone)),
+            clear and self._is_firm(last, (without, end)),
+        )
         return BisectShare(
             keys=self._search.flips.atoms[number].keys,
             value=value,
@@ -121,27 +131,39 @@ class Analysis:
             interval=interval,
             first_in=first,
             last_out=last,
-            sufficient=firm[0] and _reaches(first, delta, EXPLAINS),
-            necessary=firm[1] and _reaches(last, delta, 1 - EXPLAINS),
+            sufficient=firm[0] and self._explains(first, (start, alone)),
+            necessary=firm[1] and last is not None and last / delta >= 1 - EXPLAINS,
             interacts_with=self._partners(number),
             level=(None, RERUN_ONE_WAY, RERUN_BOTH_WAYS)[sum(firm)],
             rests_on=self._rests_on(number),
         )
 
-    def _is_firm(self, number: int, effect: float | None) -> bool:
-        """Return whether an end's effect is more than noise, or than what is called the same."""
+    def _is_firm(self, effect: float | None, ends: tuple[Point, Point]) -> bool:
+        """Return whether the effect between two points is more than noise, or than what is called
+        the same. Every field has two such effects, and all are judged together.
+        """
         if effect is None:
             return False
-        design = self._search.design
-        start, end = design.ends
         if not self.timed:
-            return abs(effect) >= memory_threshold(int(self.values[start]))
-        alone, without = design.first_in([number]), design.last_out([number])
-        pair = (alone, start) if alone in self.values else (end, without)
-        if any(point not in self.values for point in pair):
-            return False
-        half = self._half({pair[0]: 1.0, pair[1]: -1.0})
+            return abs(effect) >= memory_threshold(int(self.values[self._search.design.ends[0]]))
+        half = self._between(ends, tests=2 * self._search.design.count)
         return half is not None and abs(effect) > half
+
+    def _between(self, ends: tuple[Point, Point], *, tests: int = 1) -> float | None:
+        """Return half of the interval of the difference of two points; of points that were not run
+        themselves (but equal ones without harmless fields) that of the whole change.
+        """
+        if any(point not in self.values for point in ends):
+            ends = self._search.design.ends
+        return self._half({ends[0]: -1.0, ends[1]: 1.0}, tests=tests)
+
+    def _explains(self, effect: float | None, ends: tuple[Point, Point]) -> bool:
+        """Return whether an effect is 95 % of the change, or no less as far as noise lets tell."""
+        if effect is None or not self.delta:
+            return False
+        sign = 1 if self.delta > 0 else -1
+        half = self._between(ends) or 0.0
+        return sign * effect > half and sign * effect + half >= EXPLAINS * abs(self.delta)
 
     def _partners(self, number: int) -> tuple[str, ...]:
         fields = {n for i in self._told() if number in i for n in i} - {number}
@@ -151,9 +173,12 @@ class Analysis:
         return [i.fields for i in self.division.interactions if self._matters(i.value)]
 
     def _matters(self, value: Fraction) -> bool:
-        """Return whether an interaction is worth telling (times are noisy: 10 % of the change)."""
+        """Return whether an interaction is worth telling: of four noisy times or more, it has to
+        exceed the interval of the change, which has two, by the root of 2.
+        """
         if self.timed:
-            return abs(float(value)) >= 0.1 * abs(self.delta) and self.is_clear()
+            half = self.delta_half()
+            return half is not None and abs(float(value)) > math.sqrt(2) * half
         return abs(value) >= memory_threshold(int(self.values[self._search.design.ends[0]]))
 
     def interactions(self) -> list[BisectInteraction]:
@@ -179,13 +204,13 @@ class Analysis:
         """
         if not self.is_clear():
             return None
-        start = self.values[self._search.design.ends[0]]
+        start = self._search.design.ends[0]
         active = frozenset(range(self._search.design.count)) - self.inert
         reached: dict[Point, float] = {}
         for point, value in self.values.items():
-            share = (value - start) / self.delta
-            if share >= EXPLAINS:
-                reached.setdefault(point & active, share)
+            effect = value - self.values[start]
+            if point & active and self._explains(effect, (start, point)):
+                reached.setdefault(point & active, effect / self.delta)
         if not reached:
             return None
         best = min(reached, key=lambda p: (len(p), -reached[p], sorted(p)))
@@ -197,10 +222,6 @@ def number_of(value: Fraction | None) -> float | None:
     if value is None:
         return None
     return float(value) if value.denominator != 1 else int(value)
-
-
-def _reaches(effect: float | None, delta: float, share: float) -> bool:
-    return effect is not None and delta != 0 and effect / delta >= share
 
 
 def point_ids(search: Search) -> dict[Point, str]:
