@@ -190,23 +190,24 @@ def _acts(decoy: Field, culprits: set[str]) -> bool:
 class Recorder:
     """Runs specs for real, each once."""
 
-    def __init__(self, work: Path, launcher: Launcher) -> None:
+    def __init__(self, work: Path, launcher: Launcher, device: str, ranks: int) -> None:
         self._work, self._launcher = work, launcher
         self.ran = 0
-        self._options = LaunchOptions(device="cpu", one_rank_of=WORLD_SIZE, force=True)
+        self._options = LaunchOptions(device=device, one_rank_of=ranks, force=True)
+        self._prefix = "" if (device, ranks) == ("cpu", WORLD_SIZE) else f"{device}-{ranks}-"
 
     def run(self, raw: dict[str, Any]) -> Run:
         """Return the run of a spec, recorded now or before."""
         told = {key: value for key, value in raw.items() if key != "name"}
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
-        directory = self._work / digest
+        directory = self._work / f"{self._prefix}{digest}"
         if (directory / "run.json").exists():
             run = load_run(directory)
             if run.manifest.status == "completed":
                 return run
         self.ran += 1
         spec = written_spec_from_mapping(raw, "the benchmark")
-        own = directory.with_name(f"{digest}.{os.getpid()}")
+        own = directory.with_name(f"{directory.name}.{os.getpid()}")
         run = self._launcher.run(spec, own, self._options, lambda _text: None)
         with contextlib.suppress(OSError):  # another process was faster
             own.rename(directory)
@@ -396,8 +397,8 @@ Written by `python benchmarks/injection.py --pairs {pairs} --seed {seed} -o docs
 
 Each pair of specs differs in 1 to 6 fields: culprits that move memory, and decoys that are inert,
 cosmetic or without effect on memory. True shares are Shapley values of the peak over real runs of
-every combination of the culprits (a rank of 2 on the CPU, counted by the CPU tracker); decoys are
-shown to be harmless by a run of A with all of them. `compare` sees the runs of A and B alone and
+every combination of the culprits (a rank of {ranks} on {device}); decoys are shown to be harmless by
+a run of A with all of them. `compare` sees the runs of A and B alone and
 simulates what lies between. "Simulated": the points of its design.
 
 """
@@ -409,6 +410,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=None, help="where runs are kept")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--one-rank-of", type=int, default=WORLD_SIZE)
     parser.add_argument("--part", default="0/1", help="K/N: every N-th pair only, from the K-th on")
     parser.add_argument("--minutes", type=float, default=None, help="stop drawing after so long")
     parser.add_argument("-o", "--output", type=Path, default=None)
@@ -421,7 +424,7 @@ def main(arguments: Sequence[str]) -> int:
     rows: list[Row] = []
     dropped: Counter[str] = Counter()
     with Launcher() as launcher, Simulations() as simulations:
-        recorder = Recorder(work, launcher)
+        recorder = Recorder(work, launcher, options.device, options.one_rank_of)
         known = KnownSimulations(work, simulations)
         part, parts = map(int, options.part.split("/"))
         for pair in islice(draw_pairs(options.seed), part, None, parts):
@@ -442,7 +445,10 @@ def main(arguments: Sequence[str]) -> int:
     text = report(rows, dropped, options.seed)
     print(text)
     if options.output is not None:
-        head = HEAD.format(pairs=len(rows), seed=options.seed)
+        device = {"cpu": "the CPU, counted by the CPU tracker", "cuda": "one GPU"}[options.device]
+        head = HEAD.format(
+            pairs=len(rows), seed=options.seed, ranks=options.one_rank_of, device=device
+        )
         options.output.write_text(head + text)
     return int(any(row.problems for row in rows))
 
