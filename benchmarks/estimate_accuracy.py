@@ -33,7 +33,10 @@ from fsdp_doctor.simulator.dry_run import answer
 from fsdp_doctor.simulator.estimate import STEADY_STEPS
 from fsdp_doctor.simulator.request import DryRunRequest
 
-RECORDED = Path(__file__).parent.parent / "profiles" / "h200"
+PROFILES = Path(__file__).parent.parent / "profiles"
+RECORDED = PROFILES / "h200"
+HELD_OUT = PROFILES / "h200-held-out"
+"""Runs that were not used while the simulator was written; in the table once they are recorded."""
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 COLUMNS = ("forward", "backward", "optimizer", "peak", "first step", "resident", "reserved")
 
@@ -58,6 +61,7 @@ def compare(directory: Path) -> Row:
     run = load_run(directory)
     (series,) = run.ranks
     spec = recorded_spec(run)
+    kind = "held out, " if directory.is_relative_to(HELD_OUT) else ""
     request = DryRunRequest(
         spec=dict(run.manifest.spec or {}) | {"world_size": run.manifest.world_size},
         rank=series.rank,
@@ -65,7 +69,7 @@ def compare(directory: Path) -> Row:
         workspace_bytes=find_gpu("h200").cublas_workspace_bytes,
     )
     return Row(
-        name=f"1 of {run.manifest.world_size}: {directory.name}",
+        name=f"{kind}1 of {run.manifest.world_size}: {directory.name}",
         strategy=spec.config.strategy,
         values=dict(beside(simulate(request), series)),
         closed_form=closed_form_bytes(spec, parameters(run)),
@@ -164,8 +168,11 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def groups(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield all rows, then those of each strategy."""
+    """Yield all rows, those held out, then those of each strategy."""
     yield f"all {len(rows)}", list(rows)
+    held_out = [row for row in rows if row.name.startswith("held out")]
+    if held_out:
+        yield f"held out ({len(held_out)})", held_out
     for strategy in sorted({row.strategy for row in rows}):
         chosen = [row for row in rows if row.strategy == strategy]
         yield f"{strategy} ({len(chosen)})", chosen
@@ -192,10 +199,9 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="folder of rows: done ones are not run again")
     arguments = parser.parse_args()
     found = [path.parent for path in sorted(RECORDED.glob("world-*/*/run.json"))]
+    found += [path.parent for path in sorted(HELD_OUT.glob("world-*/*/run.json"))]
     names = set(arguments.names)
-    chosen = [
-        d for d in found if not names or names & {str(d.relative_to(RECORDED)), d.parent.name}
-    ]
+    chosen = [d for d in found if not names or names & {f"{d.parent.name}/{d.name}", d.parent.name}]
     if not chosen:
         parser.error("no recorded run has that name")
     chosen.sort(key=lambda d: (int(d.parent.name.removeprefix("world-")), d.name))
