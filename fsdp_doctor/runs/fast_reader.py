@@ -1,8 +1,9 @@
 """Read a long rank file into columns: one pass of compiled code per kind of record.
 
-All lines are decoded at once; records that are not about steps go to the careful reader. A file
-with anything unusual (a torn line, a wrong type, a failure, a phase that comes twice in a
-step, times that do not match) is left to the careful reader altogether.
+All lines are decoded at once, and of phases, which are most, only what differs from those before;
+records that are not about steps go to the careful reader. A file with anything unusual (a torn
+line, a wrong type, a failure, a phase that comes twice in a step, times that do not match) is left
+to the careful reader altogether.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class _Counters(msgspec.Struct, gc=False, frozen=True):
     reserved_bytes: int | None = None
 
 
-class _Phase(_Line, gc=False, tag="phase"):
-    step: int
+class _Tail(msgspec.Struct, gc=False):
+    """A phase's record from its second field on."""
+
     phase: _Name
     end: _Counters = _Counters()
     peak: _Counters = _Counters()
@@ -71,11 +73,10 @@ _OTHERS = tuple(
     )
 )
 """Records that the careful reader takes, or ignores. A failure is not among them."""
-_NEWLINE = ord("\n")
-_NEGATIVE = b'"step":-'
-_APART = frozenset(_OTHERS)
-_ANY: Any = Union[(_Phase, _Step, _Begin, _Times, *_OTHERS)]
+_PHASE = b'{"record":"phase","step":'
+_ANY: Any = Union[(_Step, _Begin, _Times, *_OTHERS)]
 _DECODER = msgspec.json.Decoder(_ANY)
+_TAILS = msgspec.json.Decoder(_Tail)
 
 
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
@@ -90,67 +91,106 @@ class FastRank:
     """Line number and text of the records that were not decoded here."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Phases:
+    """The phase records of steps, in the order of the file."""
+
+    steps: Ints
+    tails: list[_Tail]
+    """Different ones, in order of first appearance: in steady state counters repeat."""
+    which: Ints
+    """Index into ``tails`` of each record."""
+
+    def of_each(self, values: Sequence[int | None]) -> Ints:
+        """Return a value of each record, from one of each tail."""
+        found: Ints = _unknown_for_none(list(values))[self.which]
+        return found
+
+
 def read_columns(path: Path, load: Callable[[], tuple[StepRecord, ...]]) -> FastRank | None:
     """Read a rank's file; None when the careful reader has to. ``load`` builds the records."""
     data = path.read_bytes()
     if not data.endswith(b"\n"):
         return None
+    lines = data.split(b"\n")
+    lines.pop()
+    of_phase = list(map(bytes.startswith, lines, repeat(_PHASE)))
+    numbers = [number for number, is_phase in enumerate(of_phase) if not is_phase]
+    rest = [lines[number] for number in numbers]
     try:
-        records = _DECODER.decode_lines(data)
-        if data.count(b"\n") != len(records):  # blank lines
+        records: list[Any] = _DECODER.decode_lines(b"\n".join(rest))
+        if len(records) != len(rest):  # blank lines
             return None
+        phases, apart = _read_phases(lines, of_phase)
         kinds = list(map(type, records))
-        phases, steps, begins, times = (
-            _of_steps(list(compress(records, map(is_, kinds, repeat(kind)))))
-            for kind in (_Phase, _Step, _Begin, _Times)
+        steps, begins, times = (
+            [r for r in compress(records, map(is_, kinds, repeat(kind))) if r.step >= 0]
+            for kind in (_Step, _Begin, _Times)
         )
         columns = _columns(phases, steps, begins, times, load)
-    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
+    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, ValueError):
         return None
-    return None if columns is None else FastRank(columns=columns, others=_others(data, kinds))
+    if columns is None:
+        return None
+    apart += [
+        number
+        for number, record in zip(numbers, records, strict=True)
+        if getattr(record, "step", -1) < 0  # set-up, what lies between steps, other records
+    ]
+    return FastRank(columns=columns, others=[(n + 1, lines[n]) for n in sorted(apart)])
 
 
-def _of_steps(records: list[Any]) -> list[Any]:
-    """Leave out set-up and what lies between steps, which have negative numbers."""
-    return [r for r in records if r.step >= 0]
+def _read_phases(lines: list[bytes], of_phase: list[bool]) -> tuple[_Phases, list[int]]:
+    """Return the phases of steps, and the numbers of lines of other phases.
 
-
-def _others(data: bytes, kinds: list[type]) -> list[tuple[int, bytes]]:
-    """Return the lines, with their numbers, that do not go into the columns."""
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
-    found = set(compress(range(len(kinds)), map(_APART.__contains__, kinds)))
-    position = data.find(_NEGATIVE)
-    while position >= 0:
-        found.add(int(np.searchsorted(ends, position)))
-        position = data.find(_NEGATIVE, position + 1)
-    return [(i + 1, data[ends[i - 1] + 1 if i else 0 : ends[i]]) for i in sorted(found)]
+    Raises ValueError or msgspec's errors when a line is no record.
+    """
+    parts = [line[len(_PHASE) :].partition(b",") for line in compress(lines, of_phase)]
+    apart = []
+    if any(step.startswith(b"-") for step, _, _ in parts):
+        places = compress(range(len(lines)), of_phase)
+        apart = [n for n, part in zip(places, parts, strict=True) if part[0].startswith(b"-")]
+        parts = [part for part in parts if not part[0].startswith(b"-")]
+    if not all(step.isdigit() for step, _, _ in parts):
+        raise ValueError("a step is no number")
+    tails_of = [tail for _, _, tail in parts]
+    index = {tail: place for place, tail in enumerate(dict.fromkeys(tails_of))}
+    tails = _TAILS.decode_lines(b"\n".join([b"{" + tail for tail in index]))
+    if len(tails) != len(index):
+        raise ValueError("an empty line")
+    phases = _Phases(
+        _array([int(step) for step, _, _ in parts]),
+        tails,
+        _array(list(map(index.__getitem__, tails_of))),
+    )
+    return phases, apart
 
 
 def _columns(
-    phases: list[_Phase],
+    phases: _Phases,
     steps: list[_Step],
     begins: list[_Begin],
     times: list[_Times],
     load: Callable[[], tuple[StepRecord, ...]],
 ) -> StepColumns | None:
-    of_phase = _array([line.step for line in phases])
+    of_phase, tails = phases.steps, phases.tails
     told = [_array([line.step for line in lines]) for lines in (steps, begins, times)]
     numbers = np.unique(np.concatenate([of_phase, *told]))
     timed = [item for line in times for item in line.phases]
     time_names, time_micro, time_values = zip(*timed, strict=True) if timed else ((), (), ())
     of_time = np.repeat(told[2], _array([len(line.phases) for line in times]))
-    phase_names = [line.phase for line in phases]
-    names = tuple(dict.fromkeys(phase_names))
+    names = tuple(dict.fromkeys(tail.phase for tail in tails))
     rows = {name: row for row, name in enumerate(names)}
     if not rows.keys() >= set(time_names):
         return None
     shape = (len(names), len(numbers))
-    places, time_places = (
-        _array(list(map(rows.__getitem__, of))) * len(numbers) + np.searchsorted(numbers, where)
-        for of, where in ((phase_names, of_phase), (time_names, of_time))
-    )
-    keys = _keys(places, [line.microbatch for line in phases])
-    time_keys = _keys(time_places, time_micro)
+    at_end = np.searchsorted(numbers, of_phase)
+    places = phases.of_each([rows[tail.phase] for tail in tails]) * len(numbers) + at_end
+    time_row = _array(list(map(rows.__getitem__, time_names)))
+    time_places = time_row * len(numbers) + np.searchsorted(numbers, of_time)
+    micro, time_micros = phases.of_each([tail.microbatch for tail in tails]), _array(time_micro)
+    most = 1 + max(int(micro.max(initial=0)), int(time_micros.max(initial=0)))
+    keys, time_keys = places * most + micro, time_places * most + time_micros
     if not np.array_equal(keys, time_keys) and not np.isin(time_keys, keys).all():
         return None
     if _repeat(keys) or _repeat(time_keys):
@@ -173,7 +213,6 @@ def _columns(
     )
     step_time_s = np.full(len(numbers), np.nan)
     step_time_s[at_time] = [line.step_time_s for line in with_time]
-    at_end = np.searchsorted(numbers, of_phase)
     return StepColumns(
         numbers=numbers,
         kinds=kinds,
@@ -182,11 +221,19 @@ def _columns(
         device_used=_placed_ints(len(numbers), at_step, [x.device_used_bytes for x in steps]),
         phases=names,
         present=(records > 0).reshape(shape),
-        peak_allocated=_largest(records, places, [x.peak.allocated_bytes for x in phases], shape),
-        peak_reserved=_largest(records, places, [x.peak.reserved_bytes for x in phases], shape),
+        peak_allocated=_largest(
+            records, places, phases.of_each([x.peak.allocated_bytes for x in tails]), shape
+        ),
+        peak_reserved=_largest(
+            records, places, phases.of_each([x.peak.reserved_bytes for x in tails]), shape
+        ),
         # of a place that is given several values the last one stays: the last phase of the step
-        end_allocated=_placed_ints(len(numbers), at_end, [x.end.allocated_bytes for x in phases]),
-        end_reserved=_placed_ints(len(numbers), at_end, [x.end.reserved_bytes for x in phases]),
+        end_allocated=_placed(
+            len(numbers), at_end, phases.of_each([x.end.allocated_bytes for x in tails])
+        ),
+        end_reserved=_placed(
+            len(numbers), at_end, phases.of_each([x.end.reserved_bytes for x in tails])
+        ),
         time_s=seconds.reshape(shape),
         load=load,
     )
@@ -194,14 +241,6 @@ def _columns(
 
 def _array(values: Sequence[int]) -> Ints:
     return np.fromiter(values, np.int64, len(values))
-
-
-def _keys(places: Ints, microbatches: Sequence[int]) -> Ints:
-    """Return one number for each step, phase and micro batch."""
-    micro = _array(microbatches)
-    most = int(micro.max(initial=0)) + 1
-    keys: Ints = places * most + micro
-    return keys
 
 
 def _repeat(keys: Ints) -> bool:
@@ -216,17 +255,20 @@ def _unknown_for_none(values: list[int | None]) -> Ints:
 
 
 def _placed_ints(size: int, where: Ints, values: list[int | None]) -> Ints:
+    return _placed(size, where, _unknown_for_none(values))
+
+
+def _placed(size: int, where: Ints, values: Ints) -> Ints:
     found = np.full(size, UNKNOWN, np.int64)
-    found[where] = _unknown_for_none(values)
+    found[where] = values
     return found
 
 
-def _largest(records: Ints, places: Ints, values: list[int | None], shape: tuple[int, int]) -> Ints:
+def _largest(records: Ints, places: Ints, values: Ints, shape: tuple[int, int]) -> Ints:
     """Return the largest value of each place; ``records``: how many values it has."""
     found = np.full(shape[0] * shape[1], UNKNOWN, np.int64)
-    known = _unknown_for_none(values)
     if records.max(initial=0) > 1:
-        np.maximum.at(found, places, known)
+        np.maximum.at(found, places, values)
     else:
-        found[places] = known
+        found[places] = values
     return found.reshape(shape)
