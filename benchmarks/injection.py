@@ -397,9 +397,10 @@ Written by `python benchmarks/injection.py --pairs {pairs} --seed {seed} -o docs
 
 Each pair of specs differs in 1 to 6 fields: culprits that move memory, and decoys that are inert,
 cosmetic or without effect on memory. True shares are Shapley values of the peak over real runs of
-every combination of the culprits (a rank of {ranks} on {device}); decoys are shown to be harmless by
-a run of A with all of them. `compare` sees the runs of A and B alone and
-simulates what lies between. "Simulated": the points of its design.
+every combination of the culprits (a rank of {ranks} on {device});
+decoys are shown to be harmless by a run of A with all of them. `compare` sees the runs of A and B
+alone and simulates what lies between. "Simulated": the points of its design; 0 where one field
+alone differs, whose pair of runs settles it.
 
 """
 
