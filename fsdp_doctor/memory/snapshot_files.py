@@ -56,6 +56,11 @@ def is_snapshot(path: Path) -> bool:
     return len(head) == 2 and head[:1] == b"\x80" and head[1:] in b"\x02\x03\x04\x05"
 
 
+def is_step_folder(path: Path) -> bool:
+    """Whether a folder is named as those that hold the snapshots of one step."""
+    return _FOLDER.match(path.name) is not None
+
+
 def find_snapshots(path: Path) -> list[SnapshotFile]:
     """The snapshots of a file or directory, one per rank (its last), in order of rank.
 

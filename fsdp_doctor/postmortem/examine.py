@@ -13,7 +13,7 @@ from fsdp_doctor.config.load import load_config
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.logs.scan import ScannedLogs, scan_logs
 from fsdp_doctor.logs.sources import LogFile, find_logs
-from fsdp_doctor.memory.snapshot_files import SUFFIXES, is_snapshot
+from fsdp_doctor.memory.snapshot_files import SUFFIXES, is_snapshot, is_step_folder
 from fsdp_doctor.model.finding import Finding
 from fsdp_doctor.model.snapshot import SnapshotAnalysis
 from fsdp_doctor.postmortem.diagnose import diagnose, verdict
@@ -29,6 +29,8 @@ from fsdp_doctor.postmortem.snapshots import join_failures, of_failure, read_sna
 from fsdp_doctor.postmortem.triage import Triage, triage
 from fsdp_doctor.runs.reader import is_run_directory
 
+MAX_FOLDERS = 32
+"""Folders of snapshots that are looked into beside logs."""
 _PAIR = re.compile(
     r"^\s*(?:export +|--|- )?([A-Za-z][\w.\-]{1,80})\s*[:= ]\s*[\"']?([^\"'#\n]{1,200})"
 )
@@ -135,7 +137,18 @@ def _logs(
             raise
         files, skipped = [], []
     left = [name for name in skipped if not name.lower().endswith(SUFFIXES)]
+    deeper = _folders([Path(name) for name in skipped if name.lower().endswith(SUFFIXES)])
+    inside += [folder for folder in deeper if folder not in inside]
     return files, left, inside
+
+
+def _folders(pickles: Sequence[Path]) -> list[Path]:
+    """The folders that hold these files; of ``step_...`` folders the one around them."""
+    parents = dict.fromkeys(path.parent for path in pickles)
+    around = dict.fromkeys(
+        parent.parent if is_step_folder(parent) else parent for parent in parents
+    )
+    return [folder for folder in list(around)[:MAX_FOLDERS] if is_snapshot(folder)]
 
 
 def _inside(folders: Sequence[Path], limit_bytes: int | None) -> list[SnapshotAnalysis]:

@@ -10,7 +10,6 @@ from fsdp_doctor.logs.history import RankHistory
 from fsdp_doctor.logs.records import Failure
 from fsdp_doctor.model.snapshot import SnapshotAnalysis
 from fsdp_doctor.postmortem.examine import PostMortem
-from fsdp_doctor.postmortem.snapshots import FORM
 from fsdp_doctor.redact import redact, redact_text
 
 _CONTRACT = (
@@ -104,8 +103,7 @@ def failure_payload(failure: Failure) -> dict[str, Any]:
     values["processes"] = [{"pid": pid, "bytes": size} for pid, size in failure.processes]
     values["frames"] = [redact_text(frame) for frame in failure.frames]
     values["message"] = redact_text(failure.text)
-    line = failure.line if failure.form != FORM else None
-    values["source"] = {"file": redact_text(failure.file), "line": line}
+    values["source"] = {"file": redact_text(failure.file), "line": failure.line or None}
     return values
 
 

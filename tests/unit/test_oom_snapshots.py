@@ -412,3 +412,17 @@ def test_next_to_nothing(
     shown = capsys.readouterr()
     assert status in (0, 2)
     assert "Traceback" not in shown.out + shown.err
+
+
+def test_snapshots_in_folders_beside_logs(tmp_path: Path) -> None:
+    """An output folder as trainers leave it: logs above, the snapshots of steps below."""
+    for step in (10, 20):
+        folder = tmp_path / "outputs" / "memory_snapshot" / f"iteration_{step}_exit"
+        folder.mkdir(parents=True)
+        job = forward() if step == 20 else Job().steps().maker
+        maker.write(job.snapshot(), folder / "rank0_memory_snapshot.pickle")
+    (tmp_path / "rank0.log").write_text(f"[rank0]: {message(ask='0.06')}\n")
+    result = examine([tmp_path])
+    assert result.snapshot is not None
+    assert "iteration_20_exit" in result.snapshot.path
+    assert len(result.triage.failures) == 1
