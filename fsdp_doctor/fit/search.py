@@ -236,8 +236,8 @@ def pareto(
 ) -> list[tuple[Draft, Outcome]]:
     """Return at most ``most`` of the combinations that no other one beats, cheapest first.
 
-    A dearer one, or one that rounds more, is kept only if it leaves ``step_bytes`` more free than
-    every one before it.
+    One that holds another which fits is left out unless it is faster. A dearer one, or one that
+    rounds more, is kept only if it leaves ``step_bytes`` more free than every one before it.
     """
 
     def key(item: tuple[Draft, Outcome]) -> tuple[float, ...]:
@@ -245,8 +245,12 @@ def pareto(
         places = NUMERICS.index(numerics_of(draft))
         return places, outcome.cost, outcome.reserved_bytes, len(draft.moves)
 
+    def needless(draft: Draft, outcome: Outcome) -> bool:
+        return any(d.names < draft.names and o.cost <= outcome.cost for d, o in fitting)
+
     kept: list[tuple[Draft, Outcome]] = []
-    for item in sorted(fitting, key=lambda i: (*key(i), *sorted(i[0].names))):
+    minimal = [item for item in fitting if not needless(*item)]
+    for item in sorted(minimal, key=lambda i: (*key(i), *sorted(i[0].names))):
         least = min((o.reserved_bytes for _, o in kept), default=None)
         if least is None or item[1].reserved_bytes <= least - step_bytes:
             kept.append(item)

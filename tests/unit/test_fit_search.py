@@ -179,6 +179,17 @@ def test_the_answer_leaves_out_what_is_dearer_and_saves_no_more() -> None:
     assert [d.moves[0].name for d, _ in pareto(items, 20, 5)] == ["cheap", "roomy"]
 
 
+def test_the_answer_holds_no_change_more_than_needed() -> None:
+    """What leaves more free by a further change that costs nothing is not proposed."""
+    few = Draft(spec=SPEC, moves=(made("a"),))
+    more = Draft(spec=SPEC, moves=(made("a"), made("b")))
+    items = [
+        (few, Outcome(fits=True, reserved_bytes=500, cost=0.1)),
+        (more, Outcome(fits=True, reserved_bytes=400, cost=0.1)),
+    ]
+    assert [draft for draft, _ in pareto(items, 20, 5)] == [few]
+
+
 # -- real moves on real specs ------------------------------------------------------------------
 
 
