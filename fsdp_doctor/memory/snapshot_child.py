@@ -25,7 +25,7 @@ import resource
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any, BinaryIO
@@ -39,6 +39,7 @@ _ASKING = bytes(code in (ACTIONS.index("alloc"), OOM) for code in range(256))
 STATES = ("inactive", "active_allocated", "active_pending_free", "active_awaiting_free")
 MAX_TEXT = 400
 BUFFER = 1 << 20
+CHUNK = 1 << 12
 MAX_DEVICES = 4096
 _OPERATOR = re.compile(r"^at::_ops::(\w+)::(?:call|redispatch)\(")
 
@@ -163,7 +164,7 @@ class Stacks:
     def numbers(self, many: Iterable[Any]) -> list[int]:
         """``number`` of each: its most frequent way, without a call for each."""
         near_get, number = self._near.get, self.number
-        found = []
+        found: list[int] = []
         append = found.append
         for frames in many:
             if type(frames) is list and frames:
@@ -188,6 +189,14 @@ class Stacks:
         if not found and not operator:
             return -1
         return self.stacks[tuple(found), operator]
+
+
+def column(rows: list[dict[str, Any]], key: str, missing: Any) -> list[Any]:
+    """The values of a key; ``missing`` where there is none."""
+    try:
+        return list(map(itemgetter(key), rows))
+    except KeyError:
+        return [row.get(key, missing) for row in rows]
 
 
 class Reader:
@@ -227,48 +236,40 @@ class Reader:
         return self.pools[int(first), int(second)]
 
     def trace(self, index: int, trace: list[dict[str, Any]]) -> None:
-        """One device's events; ``stack`` has values for allocations and ``oom`` alone."""
-        named = list(map(itemgetter("action"), trace))
-        codes = dict(zip(ACTIONS, range(len(ACTIONS)), strict=True))
-        try:
-            actions = bytes(map(codes.__getitem__, named))
-        except KeyError:  # one that is not known
-            actions = bytes(map(Actions(codes).__getitem__, named))
-        name = f"trace/{index}/"
-        self.put(name + "action", "B", actions)
-        if OOM in actions:  # the one action without an address
-            addr = [e["addr"] if "addr" in e else e.get("device_free", 0) for e in trace]
-            self.put(name + "addr", "Q", addr)
-        else:
-            self.column(name + "addr", "Q", trace, "addr")
-        self.column(name + "size", "q", trace, "size")
-        self.column(name + "time", "q", trace, "time_us")
-        self.codes(name + "stream", trace, "stream", self.stream)
-        self.codes(name + "pool", trace, "pool_id", self.pool)
-        asking = compress(trace, actions.translate(_ASKING))
-        frames = map(dict.get, asking, repeat("frames"))
-        self.put(name + "stack", "i", self.stacks.numbers(frames))
+        """One device's events; ``stack`` has values for allocations and ``oom`` alone.
 
-    def column(self, name: str, code: str, rows: list[dict[str, Any]], key: str) -> None:
-        """A column of integers; 0 where the key is missing."""
-        try:
-            self.put(name, code, map(itemgetter(key), rows))
-        except KeyError:
-            self.put(name, code, [row.get(key, 0) for row in rows])
+        All columns of some thousand events are filled before the next ones: reading a million dicts
+        again for each column would find none of them in the processor's cache.
+        """
+        codes = Actions(zip(ACTIONS, range(len(ACTIONS)), strict=True))
+        names = ("action", "addr", "size", "time", "stream", "pool", "stack")
+        columns = {name: array(code) for name, code in zip(names, "BQqqiii", strict=True)}
+        for begin in range(0, len(trace), CHUNK):
+            self._events(trace[begin : begin + CHUNK], codes, columns)
+        self.arrays += [(f"trace/{index}/{name}", column) for name, column in columns.items()]
 
-    def codes(
-        self, name: str, rows: list[dict[str, Any]], key: str, number: Callable[[Any], int]
+    def _events(
+        self, rows: list[dict[str, Any]], codes: Actions, into: dict[str, array[Any]]
     ) -> None:
-        """A column of numbers for values that are few."""
-        try:
-            found = set(map(itemgetter(key), rows))
-        except KeyError:
-            found = set(map(dict.get, rows, repeat(key)))
-        table = {value: number(value) for value in found}
-        if len(table) == 1:
-            self.arrays.append((name, array("i", table.values()) * len(rows)))
+        actions = bytes(map(codes.__getitem__, map(itemgetter("action"), rows)))
+        into["action"].frombytes(actions)
+        if OOM in actions:  # the one action without an address
+            addr = [e["addr"] if "addr" in e else e.get("device_free", 0) for e in rows]
         else:
-            self.put(name, "i", map(table.__getitem__, map(dict.get, rows, repeat(key))))
+            addr = column(rows, "addr", 0)
+        into["addr"].fromlist(addr)
+        into["size"].fromlist(column(rows, "size", 0))
+        into["time"].fromlist(column(rows, "time_us", 0))
+        numbered = (("stream", "stream", self.stream), ("pool", "pool_id", self.pool))
+        for name, key, number in numbered:
+            values = column(rows, key, None)
+            table = {value: number(value) for value in set(values)}
+            if len(table) == 1:
+                into[name].extend(array("i", table.values()) * len(rows))
+            else:
+                into[name].fromlist(list(map(table.__getitem__, values)))
+        asking = compress(rows, actions.translate(_ASKING))
+        into["stack"].fromlist(self.stacks.numbers(map(dict.get, asking, repeat("frames"))))
 
     def stream(self, value: Any) -> int:
         """The number of a stream; 0 is the default one."""
