@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fsdp_doctor.attribution.attribute import attribute
+from fsdp_doctor.attribution.basis import basis_of
 from fsdp_doctor.attribution.compatibility import (
     check_common,
     check_usable,
@@ -67,7 +68,7 @@ def compare_with_diff(
     check_usable(b, "B")
     warnings = [*warnings, *compatibility_warnings(a, b)]
     failures = list(_failure_findings(a, b))
-    all_b = b
+    all_a, all_b = a, b
     a, b = _comparable(a), _comparable(b)
     check_common(a, b)
     metrics = bounded(compare_metrics(a, b, band=band), a, b)
@@ -103,6 +104,7 @@ def compare_with_diff(
         findings=tuple(sorted(findings, key=_urgency)),
         warnings=tuple(warnings),
         what_if=what_if,
+        basis=basis_of(all_a, all_b, a, b),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fsdp_doctor.model.memory import Phase
-from fsdp_doctor.model.run import PhaseRecord, RankSeries, Run, StepRecord
+from fsdp_doctor.model.run import RankSeries, Run
 from fsdp_doctor.runs.columns import UNKNOWN, StepColumns, columns_of
 
 if TYPE_CHECKING:
@@ -119,34 +119,12 @@ def _step_peaks(peaks: Ints) -> Ints:
 
 
 def _outside_pytorch(columns: StepColumns) -> Ints:
-    """Return what ``outside_pytorch_bytes`` does, of every step."""
+    """Return what ``summary.outside_pytorch_bytes`` does, of every step."""
     used, reserved = columns.device_used, columns.end_reserved
     outside = used - reserved
     known = (used >= 0) & (reserved >= 0) & (outside >= 0)
     found: Ints = np.where(known, outside, UNKNOWN)
     return found
-
-
-def _last_phase(step: StepRecord) -> PhaseRecord | None:
-    return step.phases[-1] if step.phases else None
-
-
-def _end(step: StepRecord, counter: str) -> int | None:
-    last = _last_phase(step)
-    value: int | None = getattr(last.end, counter) if last else None
-    return value
-
-
-def outside_pytorch_bytes(step: StepRecord) -> int | None:
-    """Return what the device holds beyond PyTorch's pool: context, libraries, other processes.
-
-    None when it is not known, or when the two counters contradict each other.
-    """
-    reserved = _end(step, "reserved_bytes")
-    if step.device_used_bytes is None or reserved is None:
-        return None
-    outside = step.device_used_bytes - reserved
-    return outside if outside >= 0 else None
 
 
 def _categories(series: RankSeries) -> Iterator[tuple[Place, list[int]]]:

@@ -30,6 +30,7 @@ def comparison_to_payload(comparison: Comparison) -> dict[str, Any]:
         "attribution": [_attribution(row) for row in comparison.attribution if row.keys],
         "unexplained": [_attribution(row) for row in comparison.attribution if not row.keys],
         "findings": [_finding(finding) for finding in comparison.findings],
+        "basis": [_plain(one) for one in comparison.basis],
         "gates": [_plain(result) for result in comparison.gates],
         "what_if": None if comparison.what_if is None else what_if_to_payload(comparison.what_if),
     }

@@ -78,6 +78,7 @@ def read_job(path: Path) -> Job:
         environment=_environment(paths, loaded),
         tokens_per_step=_tokens_per_step(fields),
         warnings=tuple(_warnings(logs, series, loaded)),
+        log_lines=dict(logs.history.formats),
         memory_resolution_bytes=_resolution(logs.history),
     )
     return Job(
@@ -137,6 +138,8 @@ def _environment(paths: Sequence[Path], loaded: LoadedConfig | None) -> dict[str
 
 
 def _resolution(history: History) -> int:
+    if "megatron memory" in history.formats:
+        return 1  # its lines tell ranks, and count before those that do not
     return max((_RESOLUTIONS.get(family, 1) for family in history.formats), default=1)
 
 

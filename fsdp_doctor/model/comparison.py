@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fsdp_doctor.model.basis import Basis
 from fsdp_doctor.model.config import ConfigDiff
 from fsdp_doctor.model.finding import Finding
 from fsdp_doctor.model.gate import GateResult
@@ -95,6 +96,8 @@ class Comparison:
     attribution: tuple[Attribution, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...] = ()
+    basis: tuple[Basis, ...] = ()
+    """The launches behind the metrics."""
     gates: tuple[GateResult, ...] = ()
     """What became of the limits set on the metrics."""
     what_if: WhatIf | None = None

@@ -72,6 +72,8 @@ class RunManifest:
     """Over all ranks and micro steps."""
     failure: Failure | None = None
     warnings: tuple[str, ...] = ()
+    log_lines: dict[str, int] = field(default_factory=dict)
+    """Of a job's log: lines read, by kind."""
     memory_resolution_bytes: int = 1
     """Bytes to which the memory numbers are rounded (logs print two decimals of GiB)."""
 

@@ -12,6 +12,7 @@ from fsdp_doctor.model.finding import Evidence, Finding
 from fsdp_doctor.model.run import Run
 from fsdp_doctor.report import facts, plots
 from fsdp_doctor.report.comparison_attribution import attribution_sections
+from fsdp_doctor.report.comparison_basis import basis_section
 from fsdp_doctor.report.comparison_metrics import headline_tiles, metric_sections
 from fsdp_doctor.report.document import (
     Block,
@@ -59,6 +60,7 @@ def comparison_document(
         *attribution_sections(comparison, notes, find_moved_peak(runs_a, runs_b)),
         *_plots_section(comparison, runs_a, runs_b),
         *_quiet_changes(comparison.diff),
+        *basis_section(comparison.basis),
     ]
     return Document(
         title=f"{comparison.name_a} -> {comparison.name_b}",

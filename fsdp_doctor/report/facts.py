@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fsdp_doctor.attribution.observations import outside_pytorch_bytes as outside_of_step
 from fsdp_doctor.model.memory import Anatomy, Phase
 from fsdp_doctor.model.run import PhaseRecord, RankSeries, Run, StepRecord
+from fsdp_doctor.runs.summary import outside_pytorch_bytes as outside_of_step
 from fsdp_doctor.runs.summary import peak, resident_bytes, steady_peak_bytes, steady_steps
 
 PHASE_ORDER = {phase.value: index for index, phase in enumerate(Phase)}

@@ -49,3 +49,15 @@ def resident_bytes(series: RankSeries, counter: str = "allocated_bytes") -> int 
             value: int | None = getattr(step.phases[-1].end, counter)
             return value
     return None
+
+
+def outside_pytorch_bytes(step: StepRecord) -> int | None:
+    """Return what the device holds beyond PyTorch's pool: context, libraries, other processes.
+
+    None when it is not known, or when the two counters contradict each other.
+    """
+    reserved = step.phases[-1].end.reserved_bytes if step.phases else None
+    if step.device_used_bytes is None or reserved is None:
+        return None
+    outside = step.device_used_bytes - reserved
+    return outside if outside >= 0 else None
