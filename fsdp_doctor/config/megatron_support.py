@@ -56,14 +56,18 @@ def installed_versions() -> dict[str, str]:
 
 
 def broken_rules(
-    spec: ProfileSpec, *, fake: bool = False, versions: Mapping[str, str] | None = None
+    spec: ProfileSpec,
+    *,
+    fake: bool = False,
+    on_cpu: bool = False,
+    versions: Mapping[str, str] | None = None,
 ) -> list[Violation]:
     """Return the rules (severity error) that a spec breaks with the installed versions.
 
-    ``fake``: as one rank of many, through a fake process group.
+    ``fake``: as one rank of many, through a fake process group; ``on_cpu``: on CPU processes.
     """
     known = installed_versions() if versions is None else versions
-    found = list(own_rules(spec, known, fake=fake))
+    found = list(own_rules(spec, known, fake=fake, on_cpu=on_cpu))
     if spec.config.strategy == "megatron":
         native = rules_view(spec, versions=known)
         result = check_config(native, job=Job(world_size=spec.world_size, versions=known))
@@ -81,11 +85,11 @@ def _concerns(violation: Violation, spec: ProfileSpec) -> bool:
     return spec.checkpoint is not None or not about
 
 
-def refuse(spec: ProfileSpec, *, fake: bool = False) -> None:
+def refuse(spec: ProfileSpec, *, fake: bool = False, on_cpu: bool = False) -> None:
     """Raise InputError with the rule when the installed version cannot run this spec."""
     if spec.config.strategy == "megatron" and installed_core() is None:
         return  # the ranks say which package is missing
-    for violation in broken_rules(spec, fake=fake):
+    for violation in broken_rules(spec, fake=fake, on_cpu=on_cpu):
         if violation.rule not in WRONG:
             raise InputError(
                 f"rule {violation.rule}: {violation.message}",
@@ -100,7 +104,11 @@ def known_wrong(spec: ProfileSpec) -> list[Violation]:
 
 
 def own_rules(
-    spec: ProfileSpec, versions: Mapping[str, str], *, fake: bool = False
+    spec: ProfileSpec,
+    versions: Mapping[str, str],
+    *,
+    fake: bool = False,
+    on_cpu: bool = False,
 ) -> Iterator[Violation]:
     """Yield the rules of this tool's own that a spec breaks; see ``broken_rules``."""
     engine, core = engine_of(spec), versions.get("megatron-core")
@@ -145,7 +153,21 @@ def own_rules(
             "Use megatron-core 0.19 or later, or remove it.",
             "megatron-core <0.19",
         )
+    if on_cpu and spec.config.strategy == "megatron":
+        yield from _cpu_rules(spec)
     yield from _format_rules(spec, engine, fake=fake)
+
+
+def _cpu_rules(spec: ProfileSpec) -> Iterator[Violation]:
+    if spec.config.megatron.optimizer.optimizer_cpu_offload:
+        yield _violation(
+            "MV006",
+            ("config.megatron.optimizer.optimizer_cpu_offload",),
+            "there is no GPU to offload the optimizer from: on CPU processes Megatron's hybrid "
+            "optimizer finds every parameter on the host already.",
+            "Set it to false, or run on a GPU.",
+            "all",
+        )
 
 
 def _format_rules(spec: ProfileSpec, engine: str, *, fake: bool) -> Iterator[Violation]:

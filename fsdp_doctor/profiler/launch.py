@@ -187,7 +187,8 @@ def _local_ranks(spec: ProfileSpec, options: LaunchOptions) -> int:
 def _check(written: WrittenSpec, directory: Path, options: LaunchOptions) -> None:
     """Raise InputError when the launch cannot work; leave its directory ready."""
     _check_devices(written.spec, options)
-    refuse(written.spec, fake=options.one_rank_of is not None)
+    on_cpu = not _on_gpus(written.spec, options)
+    refuse(written.spec, fake=options.one_rank_of is not None, on_cpu=on_cpu)
     _check_directory(directory, force=options.force)
 
 

@@ -103,6 +103,13 @@ def test_single_rank_is_wrong_under_sharded_fsdp() -> None:
     assert rules(built, OLD) == []
 
 
+def test_an_optimizer_cannot_be_offloaded_from_a_cpu() -> None:
+    """On CPU processes there is no GPU to offload from; on a GPU there is."""
+    built = spec(optimizer={"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0})
+    assert [v.rule for v in broken_rules(built, versions=NEW, on_cpu=True)] == ["MV006"]
+    assert rules(built, NEW) == []
+
+
 def test_one_rank_of_many_needs_a_new_core() -> None:
     """Sharded Megatron-FSDP cannot be wrapped on a fake process group before 0.19."""
     built = spec(dist=FSDP, ddp={"data_parallel_sharding_strategy": "optim_grads_params"})
