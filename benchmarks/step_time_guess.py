@@ -65,7 +65,8 @@ class Point:
 class Row:
     """One recorded run: its kernels, and its whole step."""
 
-    kernels: Point
+    kernels: Point | None
+    """None: no step was profiled."""
     step: Point
 
 
@@ -91,7 +92,7 @@ def read(directory: Path, cache: Path | None, server: Simulations) -> Row:
     guess = guess_step_time(work, find_gpu("h200").speed, communicates=False)
     world = run.manifest.world_size
     return Row(
-        Point(world, directory.name, kernels, guess.compute),
+        Point(world, directory.name, kernels, guess.compute) if kernels else None,
         Point(world, directory.name, statistics.median(timed), guess.total),
     )
 
@@ -156,7 +157,7 @@ def judged(what: str, points: Sequence[Point]) -> tuple[list[str], list[Pair]]:
 
 def report(rows: Sequence[Row]) -> str:
     """Return the result as Markdown."""
-    kernel_lines, wrong = judged("kernels", [row.kernels for row in rows])
+    kernel_lines, wrong = judged("kernels", [row.kernels for row in rows if row.kernels])
     step_lines, _ = judged("step", [row.step for row in rows])
     lines = [
         *kernel_lines,
@@ -168,6 +169,9 @@ def report(rows: Sequence[Row]) -> str:
     for row in rows:
         cells = []
         for point in (row.kernels, row.step):
+            if point is None:
+                cells += ["-", "-", "-"]
+                continue
             guess = f"{_ms(point.guessed.low_s)} .. {_ms(point.guessed.high_s)}"
             cells += [_ms(point.measured_s), guess, "yes" if point.inside else "no"]
         lines.append(f"| 1 of {row.step.world}: {row.step.name} | {' | '.join(cells)} |")
