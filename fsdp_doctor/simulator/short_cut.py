@@ -26,6 +26,8 @@ from fsdp_doctor.simulator.tape import Tape, read_tape, write_tape
 
 BLOCKS = "blocks"
 """The built-in model's list of layers."""
+STRATEGIES = ("ddp", "fsdp1", "fsdp2")
+"""Whose layers were looked at; Megatron lays all gradients into buffers of its own."""
 _BORDERS = 2
 """Layers at either end of the model that may differ from the inner ones."""
 _AT_ONCE = 2
