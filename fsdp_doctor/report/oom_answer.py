@@ -117,6 +117,21 @@ def _numbers(failure: Failure) -> str:
     return ", ".join(parts) or "the message carries none"
 
 
+def _replayed(result: PostMortem) -> list[str]:
+    """Return which allocator settings would have served the request, replayed on the snapshot."""
+    replay = result.snapshot.replay if result.snapshot is not None else None
+    if replay is None:
+        return []
+    fitting = [change for change in replay.changes if change.outcome == "fits"]
+    if fitting:
+        best = max(fitting, key=lambda change: change.margin_bytes or 0)
+        spare = format_bytes(best.margin_bytes)
+        return [f"replayed with {best.setting} the request is served ({spare} to spare)"]
+    if all(change.outcome == "fails" for change in replay.changes):
+        return ["replayed, no allocator setting that was tried serves the request"]
+    return []
+
+
 def _others(result: PostMortem) -> str:
     found = result.triage
     parts = []
@@ -127,6 +142,7 @@ def _others(result: PostMortem) -> str:
         parts.append(f"{plural(victims, 'later message')} of victims (time-outs, signals)")
     if found.recovered:
         parts.append(f"{plural(found.recovered, 'retry')} recovered".replace("retrys", "retries"))
+    parts += _replayed(result)
     if result.facts.growth is not None:
         growth = result.facts.growth
         parts.append(f"memory grew by {format_bytes(growth.last_bytes - growth.first_bytes)}")

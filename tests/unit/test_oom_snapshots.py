@@ -426,3 +426,21 @@ def test_snapshots_in_folders_beside_logs(tmp_path: Path) -> None:
     assert result.snapshot is not None
     assert "iteration_20_exit" in result.snapshot.path
     assert len(result.triage.failures) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (fragmentation, "replayed with expandable_segments:True the request is served"),
+        (forward, "no allocator setting that was tried serves the request"),
+    ],
+)
+def test_first_screen_tells_the_replay(
+    make: Callable[[], Maker],
+    said: str,
+    snapshot: Callable[[Maker], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whether another allocator setting would have saved the run is said on the first screen."""
+    assert main(["oom", str(snapshot(make()))]) == 0
+    assert said in " ".join(capsys.readouterr().out.split("\n")[:16])
