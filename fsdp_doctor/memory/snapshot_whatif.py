@@ -35,6 +35,8 @@ MAX_EVENTS = 100_000
 """Trace entries that are replayed: the last ones before the refused request."""
 MUCH = 0.6
 """With this share of the memory older than the replay, nothing is said of another layout."""
+MAX_RETRIES = 1000
+"""A setting under which cached memory is given back that often is of no use, and slow to replay."""
 _POOL = 1 << 20
 """Streams of private pools get numbers apart."""
 
@@ -260,6 +262,8 @@ def _outcome(
             index = event - 1
             held[index] = allocator.allocate(story.requested[index], story.stream[index])
             peak = max(peak, allocator.reserved_bytes)
+            if allocator.retries > MAX_RETRIES:
+                return _unknown(name, "it would give memory back again and again")
         entry = len(story.events)
         allocator.allocate(story.request, story.request_stream)
     except OutOfMemoryModelled as refused:
