@@ -6,9 +6,9 @@ ranks are taken to be alike, numbers read from fake tensors are ones, checks acr
 
 Replaced, in a process that is good for one spec only (megatron-core 0.16 - 0.19):
 ``torch.distributed.all_gather_object, broadcast_object_list``, ``torch.tensor``,
-``DeviceMesh.from_group`` and ``mcore_fsdp_adapter.FullyShardedDataParallel._init_dist_index`` (they
-compute with ranks, which need values), ``validate_uneven_dtensor`` of
-``megatron_fsdp.param_and_grad_buffer``.
+``DeviceMesh.from_group``, ``mcore_fsdp_adapter.FullyShardedDataParallel._init_dist_index`` and
+``FSDPDistributedIndex.get_logical_hybrid_fsdp_rank`` (they compute with ranks, which need values),
+``validate_uneven_dtensor`` of ``megatron_fsdp.param_and_grad_buffer``.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ def _ones(value: Any) -> Any:
 def _patch_fsdp() -> None:
     adapter = importlib.import_module(f"{_FSDP}.mcore_fsdp_adapter").FullyShardedDataParallel
     adapter._init_dist_index = compat.unfaked(adapter._init_dist_index)  # noqa: SLF001
+    index: Any = importlib.import_module(f"{_FSDP}.src.megatron_fsdp.utils").FSDPDistributedIndex
+    if hasattr(index, "get_logical_hybrid_fsdp_rank"):
+        index.get_logical_hybrid_fsdp_rank = compat.unfaked(index.get_logical_hybrid_fsdp_rank)
     buffers: Any = importlib.import_module(f"{_FSDP}.src.megatron_fsdp.param_and_grad_buffer")
     if hasattr(buffers, "validate_uneven_dtensor"):
         buffers.validate_uneven_dtensor = lambda *_arguments, **_options: None
