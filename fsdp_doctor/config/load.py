@@ -17,7 +17,15 @@ from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.config import ConfigValue, EffectiveConfig, NativeConfig, NativeField
 from fsdp_doctor.model.run import ModelSizes, RunManifest
 
-__all__ = ["Known", "LoadedConfig", "load_config", "load_native", "resolve", "resolve_native", "split_paths"]
+__all__ = [
+    "Known",
+    "LoadedConfig",
+    "load_config",
+    "load_native",
+    "resolve",
+    "resolve_native",
+    "split_paths",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
