@@ -17,7 +17,7 @@ from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.config import Violation
 from fsdp_doctor.model.spec import ProfileSpec
 
-WRONG = frozenset({"MG058", "MG059", "MV005"})
+WRONG = frozenset({"MG058", "MG059", "MV005", "MV007"})
 """Rules of combinations that run and compute wrong gradients: reported, not refused."""
 
 BY_FORMAT = frozenset({"MG024", "MG025a"})
@@ -143,6 +143,16 @@ def own_rules(
             "more than once (norm x 3.2 with 2 micro batches and core 0.16.1).",
             "Use two ranks or more, or Megatron's DDP.",
             "megatron-core <0.20",
+        )
+    outer = ddp.outer_dp_sharding_strategy == "optim"
+    if engine == "megatron_fsdp" and outer and ddp.num_distributed_optimizer_instances > 1 and old:
+        yield _violation(
+            "MV007",
+            ("config.megatron.ddp.outer_dp_sharding_strategy",),
+            "the gradient norm covers only the shards of a rank's own outer group, so clipping "
+            "differs between ranks (4 ranks, 2 instances: 0.630 and 0.618 in place of 0.883).",
+            "Use outer_dp_sharding_strategy no_shard, or clip_grad 0.",
+            "megatron-core <0.19 (run with 0.16.1)",
         )
     if engine == "standalone" and "megatron-core" in versions and old:
         yield _violation(

@@ -96,6 +96,21 @@ def test_wrong_gradients_by_version() -> None:
     assert rules(built, NEW) == []
 
 
+def test_outer_shards_have_a_norm_of_their_own() -> None:
+    """With the optimizer sharded over the outer dimension too, 0.16 takes the norm of a part."""
+    ddp = {
+        "data_parallel_sharding_strategy": "optim_grads_params",
+        "outer_dp_sharding_strategy": "optim",
+    }
+    plain = spec(dist=FSDP, ddp=ddp)
+    config = plain.config.megatron
+    wide = replace(config, ddp=replace(config.ddp, num_distributed_optimizer_instances=2))
+    built = replace(plain, config=replace(plain.config, megatron=wide))
+    assert rules(built, OLD) == ["MV007"]
+    assert rules(built, NEW) == []
+    assert rules(plain, OLD) == []
+
+
 def test_single_rank_is_wrong_under_sharded_fsdp() -> None:
     """With one data-parallel rank gradients are counted more than once: told, not refused."""
     built = spec(dist=FSDP, ddp={"data_parallel_sharding_strategy": "optim_grads_params"})
