@@ -29,11 +29,19 @@ def is_controlled(a: Sequence[Run], b: Sequence[Run], diff: ConfigDiff) -> bool:
         return False
     if any(_configs_vary(side) for side in (a, b)):
         return False
-    if _varies(runs, "sizes") and not _only_the_model(diff):
+    if any(_model(run) != _model(runs[0]) for run in runs) and not _only_the_model(diff):
         return False
     if any(not run.manifest.environment for run in runs):
         return False
     return environment_differences(a, b).keys() <= HOST_THREADS
+
+
+def _model(run: Run) -> tuple[int, int, int] | None:
+    """Return the sizes of the model itself; those of its wrap units follow from the config."""
+    sizes = run.manifest.sizes
+    if sizes is None:
+        return None
+    return sizes.parameters, sizes.parameter_bytes, sizes.buffers_bytes
 
 
 def _varies(runs: Sequence[Run], name: str) -> bool:

@@ -59,6 +59,12 @@ def test_anything_else_that_differs_is_no_controlled_pair(b):
     assert 2 not in levels([make_run()], [make_run(peaks=MORE, **b)])
 
 
+def test_wrap_units_are_no_other_model():
+    """A field that cuts the same model into other units is controlled: its units follow from it."""
+    units = replace(SMALL, unit_parameters=(4, 6))
+    assert levels([make_run(sizes=SMALL)], [make_run(peaks=MORE, sizes=units)]) == {2}
+
+
 def test_all_launches_count():
     """A third launch on another driver takes the level away."""
     side = [make_run(peaks=MORE) for _ in range(2)]
