@@ -16,6 +16,7 @@ import multiprocessing
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,8 +92,9 @@ def compare_once(directory: Path, cache: Path | None) -> Row:
 
 def simulate(request: DryRunRequest) -> RankEstimate:
     """Simulate in a process forked from this one, which has imported torch already."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        found = pool.apply(answer, (request,))
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, mp_context=fork) as pool:  # not a Pool: its children have none
+        found = pool.submit(answer, request).result()
     assert found.estimate is not None, found.input_error
     return found.estimate
 

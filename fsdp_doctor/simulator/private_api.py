@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from fsdp_doctor.errors import InputError
 
 TESTED = "2.13"
-"""The version that the tests run with; docs/estimate-versions.md has the others."""
+"""The version that the tests run with."""
 
 _COMMON = (
     "torch._subclasses.fake_tensor:FakeTensorMode",
@@ -77,7 +77,7 @@ def check_private_api(strategy: str) -> None:
             f"torch {torch.__version__} lacks {', '.join(missing)}: estimate rests on torch's "
             "private API and does not know this version's",
             where=f"strategy {strategy}",
-            hint=f"it is tested with torch {TESTED}; docs/estimate-versions.md lists the others",
+            hint=f"it is tested with torch {TESTED}",
         )
 
 
