@@ -68,11 +68,11 @@ def _with_megatron(
     checked: CheckedConfig, native: NativeConfig, path: Path, job: Job
 ) -> CheckedConfig:
     """Add Megatron's rules where a spec, or a run's, is of a Megatron job."""
+    if native.format not in ("spec", "run"):
+        return checked
     from fsdp_doctor.config.megatron_check import CORE, STRATEGIES, check_megatron
     from fsdp_doctor.config.spec import load_spec, spec_from_mapping
 
-    if native.format not in ("spec", "run"):
-        return checked
     recorded = native.format == "run"
     spec = spec_from_mapping(native.nested, str(path)) if recorded else load_spec(path)
     if spec.config.strategy not in STRATEGIES:
