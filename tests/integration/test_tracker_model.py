@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -172,7 +173,18 @@ def train(case: Case, observer: Any, device: torch.device, steps: int = 3) -> tu
         optimizer.step()
         optimizer.zero_grad()
         observer.end_phase()
+        if device.type == "cuda":
+            _let_collectives_go()
     return model, optimizer
+
+
+def _let_collectives_go() -> None:
+    """Wait until NCCL's watchdog, which looks every 100 ms, has dropped what finished works hold.
+
+    DDP's first buckets live on in such a work after they have been rebuilt.
+    """
+    torch.cuda.synchronize()
+    time.sleep(0.4)
 
 
 def _micro_step(  # noqa: PLR0917
