@@ -1,190 +1,292 @@
-"""The allocator model under other settings against a real GPU's allocator. Needs a CUDA device.
+"""The allocator model under other settings against a real GPU's allocator.
 
-    python benchmarks/allocator_settings.py SPEC [--world-size N] [-o TABLE.md]
+    python benchmarks/allocator_settings.py events  # no GPU; writes benchmarks/allocator/*.json.gz
+    python benchmarks/allocator_settings.py play -o RAW.json  # on a CUDA device; torch is enough
+    python benchmarks/allocator_settings.py table RAW.json [-o docs/allocator-settings.md]
 
-The allocations of a spec's dry run are made again on the GPU, empty tensors of the same sizes on as
-many streams in the same order, in a process for each setting of PYTORCH_CUDA_ALLOC_CONF. Peak and
-last reserved bytes, segments and retries are set beside the model's. Where a setting acts only
-under a limit (``garbage_collection_threshold``), ``set_per_process_memory_fraction`` sets one.
+``events`` writes traces of allocations and chooses cases for each: a setting of
+``PYTORCH_CUDA_ALLOC_CONF`` and, where something shall act under a limit, a limit between what the
+trace allocates and what the model reserves for it. ``play`` asks the GPU's caching allocator for
+the same bytes on as many streams in the same order, in a process for each case, and writes what it
+counted, after every case again. ``table`` plays the traces through the model and sets both beside
+each other.
+
+The traces: three steps of a spec's dry run (``steady``), and twelve whose short-lived blocks on the
+compute stream have another size in every step, as batches of varying length have (``varying``).
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
-import os
+import random
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fsdp_doctor.config.spec import load_written_spec
-from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
-from fsdp_doctor.memory.caching_allocator import Block, CachingAllocator, OutOfMemoryModelled
+HERE = Path(__file__).parent
+TRACES = HERE / "allocator"
+sys.path.insert(0, str(TRACES))
+from play import play  # noqa: E402
+from traces import POINTS, UNIT, Event, Outcome, moments, name_of, read  # noqa: E402
 
-SETTINGS: tuple[tuple[str, float], ...] = (
-    ("", 1.0),
-    ("expandable_segments:True", 1.0),
-    ("max_split_size_mb:32", 1.0),
-    ("max_split_size_mb:128", 1.0),
-    ("max_split_size_mb:512", 1.0),
-    ("roundup_power2_divisions:4", 1.0),
-    ("roundup_power2_divisions:16", 1.0),
-    ("garbage_collection_threshold:0.6", 0.25),
-    ("garbage_collection_threshold:0.8,max_split_size_mb:128", 0.25),
+SPEC = HERE.parent / "profiles" / "h200" / "specs" / "fsdp2-reshard.yaml"
+WORLD_SIZE = 8
+STEPS = {"steady": 3, "varying": 12}
+SHORTEST = 0.35
+"""Of the spec's sequence, the shortest of ``varying``."""
+SEED = 7
+
+UNLIMITED = (
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:32",
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:4",
+    "roundup_power2_divisions:16",
 )
-"""Setting, and the part of the GPU's memory that the process may take."""
-_OUT_OF_MEMORY = "out of memory"
+COLLECTED = ("garbage_collection_threshold:0.6", "garbage_collection_threshold:0.8")
+"""Under a limit that the default settings keep, so that the threshold alone acts."""
+TIGHT = (
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:128",
+    "garbage_collection_threshold:0.8",
+    "garbage_collection_threshold:0.8,max_split_size_mb:128",
+)
+"""Under limits below what the default settings reserve."""
 
-Event = tuple[int, int, int]
-"""(id, bytes, stream); 0 bytes: the block is freed."""
-
-
-@dataclass(slots=True)
-class Result:
-    """What an allocator held."""
-
-    peak: int = 0
-    last: int = 0
-    segments: int = 0
-    retries: int = 0
-    end: str = "done"
+# -- the model --------------------------------------------------------------------------------
 
 
-def model(events: list[Event], conf: str, capacity: int | None) -> Result:
-    """Play the events through the model."""
-    settings = replace(parse_alloc_conf(conf), capacity_bytes=capacity)
-    allocator, live, result = CachingAllocator(settings), {}, Result()
-    blocks: dict[int, Block] = live
-    try:
-        for index, size, stream in events:
-            if size:
-                blocks[index] = allocator.allocate(size, stream)
-                result.peak = max(result.peak, allocator.reserved_bytes)
-            else:
-                allocator.free(blocks.pop(index))
-    except OutOfMemoryModelled:
-        result.end = _OUT_OF_MEMORY
-    result.last, result.segments = allocator.reserved_bytes, allocator.segment_allocations
-    result.retries = allocator.retries
-    return result
+def play_on_model(events: Sequence[Event], conf: str, limit: int | None) -> Outcome:
+    """Play a trace through the model of the allocator."""
+    from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
+    from fsdp_doctor.memory.caching_allocator import CachingAllocator, OutOfMemoryModelled
+
+    allocator = CachingAllocator(replace(parse_alloc_conf(conf), capacity_bytes=limit))
+    blocks: list[Any] = []
+    outcome, at = Outcome(), moments(events)
+    for index, event in enumerate(events):
+        if isinstance(event, int):
+            allocator.free(blocks[event])
+        else:
+            try:
+                blocks.append(allocator.allocate(*event))
+            except OutOfMemoryModelled:
+                outcome.failed_at = index
+                break
+            outcome.peak = max(outcome.peak, allocator.reserved_bytes)
+            outcome.allocated_peak = max(outcome.allocated_peak, allocator.allocated_bytes)
+        if index in at:
+            outcome.over_time.append(allocator.reserved_bytes // UNIT)
+    outcome.last, outcome.retries = allocator.reserved_bytes, allocator.retries
+    outcome.device_allocations = allocator.segment_allocations
+    return outcome
 
 
-def play_on_gpu(events: list[Event], fraction: float) -> dict[str, Any]:
-    """Make and drop tensors in this process; return what torch counted."""
-    import torch
-
-    if fraction < 1:
-        torch.cuda.set_per_process_memory_fraction(fraction)
-    streams = {0: torch.cuda.current_stream()}
-    live: dict[int, torch.Tensor] = {}
-    end = "done"
-    try:
-        for index, size, stream in events:
-            if size:
-                with torch.cuda.stream(streams.setdefault(stream, torch.cuda.Stream())):
-                    live[index] = torch.empty(size, dtype=torch.uint8, device="cuda")
-            else:
-                del live[index]
-    except torch.cuda.OutOfMemoryError:
-        end = _OUT_OF_MEMORY
-    stats = torch.cuda.memory_stats()
-    return {
-        "peak": stats["reserved_bytes.all.peak"],
-        "last": stats["reserved_bytes.all.current"],
-        "segments": stats["segment.all.allocated"],
-        "retries": stats["num_alloc_retries"],
-        "end": end,
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "total": torch.cuda.get_device_properties(0).total_memory,
-    }
+# -- traces and cases -------------------------------------------------------------------------
 
 
-def simulated_events(spec: Path, world_size: int | None) -> list[Event]:
-    """Run the spec's dry run here and return its allocations and frees. Patches torch."""
+def simulated(steps: int, *, varying: bool) -> Iterator[Event]:
+    """Yield allocations and frees of a dry run in this process. Patches torch."""
+    from fsdp_doctor.config.spec import load_written_spec
     from fsdp_doctor.gpus_table import find_gpu
     from fsdp_doctor.simulator.dry_run import dry_run
-    from fsdp_doctor.simulator.estimate import STEADY_STEPS, with_world_size
+    from fsdp_doctor.simulator.estimate import with_world_size
 
-    loaded = with_world_size(load_written_spec(spec, ()).spec, world_size)
-    log = dry_run(
-        loaded,
-        rank=0,
-        world_size=loaded.world_size,
-        steps=STEADY_STEPS[loaded.config.strategy],
-        workspace_bytes=find_gpu("h200").cublas_workspace_bytes,
-    ).log
-    found: list[Event] = []
+    spec = with_world_size(load_written_spec(SPEC, ()).spec, WORLD_SIZE)
+    workspace = find_gpu("h200").cublas_workspace_bytes
+    log = dry_run(spec, rank=0, world_size=WORLD_SIZE, steps=steps, workspace_bytes=workspace).log
+    numbers = random.Random(SEED)  # noqa: S311
+    factors = {step: numbers.uniform(SHORTEST, 1) for step in range(-1, steps)}
+    ends = {span.step: span.end or log.position for span in log.phases}
     for event in log.events:
-        block = log.allocations[abs(event) - 1]
-        found.append((block.id, block.requested_bytes if event > 0 else 0, block.stream))
-    return found
+        if event < 0:
+            yield -event - 1
+            continue
+        block = log.allocations[event - 1]
+        size = block.requested_bytes
+        short = block.died is not None and block.died <= ends[block.step]
+        if varying and short and block.step >= 0 and block.stream == 0 and size > 1 << 16:
+            size = int(size * factors[block.step])
+        yield [size, block.stream]
 
 
-def child(arguments: list[str], conf: str = "") -> str:
-    """Run this file again and return the last line that it prints."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__)), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf},
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} under {conf!r}:\n{done.stderr[-2000:]}")
-    return done.stdout.strip().splitlines()[-1]
+def chosen_cases(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Return settings and limits for a trace, the limits from what the model holds for it."""
+    free = play_on_model(events, "", None)
+    needed, reserved = free.allocated_peak, free.peak
+    limits = {
+        "roomy": reserved + reserved // 10,
+        "between": needed + (reserved - needed) // 2,
+        "close": needed + (reserved - needed) // 3,
+        "tight": needed + needed // 100,
+    }
+    # no multiple of 2 MiB: a byte of rounding in a fraction of the GPU's memory decides nothing
+    limits = {name: size // UNIT * UNIT + UNIT // 2 for name, size in limits.items()}
+    cases: list[dict[str, Any]] = [{"conf": conf, "limit": None} for conf in UNLIMITED]
+    cases += [{"conf": conf, "limit": limits["roomy"]} for conf in COLLECTED]
+    cases += [
+        {"conf": conf, "limit": limits[name]}
+        for name in ("between", "close", "tight")
+        for conf in TIGHT
+    ]
+    return cases
 
 
-def row(conf: str, fraction: float, real: dict[str, Any], modelled: Result) -> str:
-    """One line of the table."""
-    error = modelled.peak / real["peak"] - 1
-    setting = f"{conf or 'as torch is'}" + (f", {fraction:.0%} of the GPU" if fraction < 1 else "")
-    cells = [setting, f"{real['peak']:,}", f"{modelled.peak - real['peak']:+,} ({error:+.2%})"]
-    cells += [f"{modelled.last - real['last']:+,}", f"{real['segments']}, {modelled.segments}"]
-    cells += [f"{real['retries']}, {modelled.retries}", f"{real['end']}, {modelled.end}"]
-    return f"| {' | '.join(cells)} |"
+def write_events(name: str) -> None:
+    """Write a trace with its cases."""
+    events = list(simulated(STEPS[name], varying=name == "varying"))
+    found: dict[str, Any] = {"cases": chosen_cases(events), "events": events}
+    data = json.dumps(found, separators=(",", ":")).encode()
+    TRACES.mkdir(exist_ok=True)
+    (TRACES / f"{name}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
+    for case in found["cases"]:
+        outcome = play_on_model(events, case["conf"], case["limit"])
+        print(name, case, outcome.peak, outcome.retries, outcome.failed_at, flush=True)
+
+
+# -- the table --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case: what the GPU counted and what the model says."""
+
+    trace: str
+    conf: str
+    limit: int | None
+    real: Outcome
+    model: Outcome
+
+    @property
+    def peak_error(self) -> float:
+        """Of the peak of reserved bytes, relative."""
+        return self.model.peak / self.real.peak - 1
+
+    @property
+    def worst_over_time(self) -> float:
+        """Largest difference at any of the moments, of the recorded peak."""
+        pairs = zip(self.real.over_time, self.model.over_time, strict=False)
+        most = max((abs(a - b) for a, b in pairs), default=0)
+        return most * UNIT / self.real.peak
+
+    def cells(self) -> list[str]:
+        """Return a line of the table."""
+        limit = "-" if self.limit is None else f"{self.limit / (1 << 30):.3f}"
+        difference = self.model.peak - self.real.peak
+        error = f"{difference:+,} ({self.peak_error:+.2%})" if difference else "0"
+        real, model = self.real, self.model
+        return [
+            self.conf or "as torch is",
+            limit,
+            f"{real.peak:,}",
+            error,
+            f"{self.worst_over_time:.2%}" if self.worst_over_time else "0",
+            f"{model.last - real.last:+,}" if model.last != real.last else "0",
+            f"{real.device_allocations}, {model.device_allocations}",
+            f"{real.retries}, {model.retries}",
+            _ends(real.failed_at, model.failed_at),
+        ]
+
+
+def _ends(real: int | None, model: int | None) -> str:
+    if real is None and model is None:
+        return "fits, both"
+    if real == model:
+        return f"out of memory at event {real}, both"
+    told = ["fits" if at is None else f"out of memory at event {at}" for at in (real, model)]
+    return "; model: ".join(told)
+
+
+def rows(answers: Sequence[dict[str, Any]], folder: Path) -> Iterator[Row]:
+    """Play every answered case through the model."""
+    events = {name_of(path): read(path)["events"] for path in folder.glob("*.json.gz")}
+    for answer in answers:
+        if "error" in answer:
+            continue
+        real = Outcome(**{name: answer[name] for name in Outcome.__slots__})
+        conf, limit = answer["conf"], answer["limit"]
+        model = play_on_model(events[answer["trace"]], conf, limit)
+        yield Row(answer["trace"], conf, limit, real, model)
+
+
+def table(answers: Sequence[dict[str, Any]], folder: Path = TRACES) -> str:
+    """Return the Markdown text: how near the model is, then every case."""
+    found = list(rows(answers, folder))
+    lines = sorted({f"{a['device']}, torch {a['torch']}" for a in answers if "error" not in a})
+    errors = sorted(abs(row.peak_error) for row in found)
+    over_time = sorted(row.worst_over_time for row in found)
+    agree = sum(row.real.failed_at == row.model.failed_at for row in found)
+    count = len(found)
+    lines += [
+        "",
+        f"Peak reserved: median error {errors[count // 2]:.2%}, worst {errors[-1]:.2%}, exact in "
+        f"{errors.count(0)} of {count} cases. At {POINTS} moments of each trace: largest "
+        f"difference, of the peak, {over_time[-1]:.2%}; none in {over_time.count(0)} of {count}. "
+        f"Whether and where memory runs out: the same in {agree} of {count}.",
+    ]
+    for name in sorted({row.trace for row in found}):
+        lines += [
+            "",
+            f"`{name}`: peak allocated {found_peak(found, name):,} bytes",
+            "",
+            "| setting | limit, GiB | peak reserved, bytes | model's | largest over time | at the "
+            "end | device allocations | retries | outcome |",
+            "|---|--:|--:|--:|--:|--:|--:|--:|---|",
+        ]
+        lines += [f"| {' | '.join(row.cells())} |" for row in found if row.trace == name]
+    failed = [answer for answer in answers if "error" in answer]
+    lines += [f"Not played: {a['trace']} {a.get('conf')}: {a['error'][-200:]}" for a in failed]
+    return "\n".join(lines) + "\n"
+
+
+def found_peak(found: Sequence[Row], name: str) -> int:
+    """Return what a trace allocates at most where nothing limits or rounds it."""
+    return next(r.real.allocated_peak for r in found if r.trace == name and not r.conf)
 
 
 def main() -> int:
-    """Print the table, or be one of the child processes."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("spec", type=Path)
-    parser.add_argument("--world-size", type=int)
-    parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--events", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--play", type=float, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.play is not None:
-        events = [tuple(event) for event in json.loads(arguments.events.read_text())]
-        print(json.dumps(play_on_gpu(events, arguments.play)))
-        return 0
-    if arguments.events is not None:
-        events = simulated_events(arguments.spec, arguments.world_size)
-        arguments.events.write_text(json.dumps(events))
-        print(len(events))
-        return 0
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "events.json"
-        common = [str(arguments.spec), "--events", str(path)]
-        size = ["--world-size", str(arguments.world_size)] if arguments.world_size else []
-        print(f"{child([*common, *size])} events", file=sys.stderr)
-        events = [tuple(event) for event in json.loads(path.read_text())]
-        lines = [
-            "| setting | peak reserved | model's | last: model's | segments | retries | end |",
-            "|---|--:|--:|--:|--:|--:|---|",
-        ]
-        for conf, fraction in SETTINGS:
-            real = json.loads(child([*common, "--play", str(fraction)], conf))
-            capacity = int(real["total"] * fraction) if fraction < 1 else None
-            lines.append(row(conf, fraction, real, model(events, conf, capacity)))
-            print(lines[-1], file=sys.stderr, flush=True)
-    text = f"{real['device']}, torch {real['torch']}\n\n" + "\n".join(lines) + "\n"
+    """Do one of the parts."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = parser.add_subparsers(dest="part", required=True)
+    events = parts.add_parser("events")
+    events.add_argument("names", nargs="*", choices=[*STEPS, []])
+    player = parts.add_parser("play")
+    player.add_argument("traces", nargs="*", type=Path)
+    player.add_argument("-o", "--output", type=Path, required=True)
+    player.add_argument("--jobs", type=int, default=8)
+    player.add_argument("--max-seconds", type=float, default=300)
+    tabled = parts.add_parser("table")
+    tabled.add_argument("raw", type=Path)
+    tabled.add_argument("--traces", type=Path, default=TRACES, help="folder of the traces")
+    tabled.add_argument("-o", "--output", type=Path, help="document whose table is written anew")
+    chosen = parser.parse_args()
+    if chosen.part == "events":
+        names = chosen.names or list(STEPS)
+        if len(names) == 1:
+            write_events(names[0])
+            return 0
+        return max(
+            subprocess.run([sys.executable, __file__, "events", name], check=False).returncode
+            for name in names
+        )
+    if chosen.part == "play":
+        paths = chosen.traces or sorted(TRACES.glob("*.json.gz"))
+        return play(paths, chosen.output, chosen.jobs, chosen.max_seconds)
+    text = table(json.loads(chosen.raw.read_text()), chosen.traces)
+    if chosen.output:
+        intro = chosen.output.read_text(encoding="utf-8").partition("<!-- table -->")[0]
+        chosen.output.write_text(f"{intro}<!-- table -->\n\n{text}", encoding="utf-8")
     print(text)
-    if arguments.output:
-        arguments.output.write_text(text)
     return 0
 
 
