@@ -65,12 +65,38 @@ def run_launch(plan: LaunchPlan) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _knows_the_driver() -> bool:
+    """Return whether CUDA's driver library is loaded: a fork of a process that used it is useless.
+
+    (``cuInit`` before a fork makes every CUDA call of the child fail.)
+    """
+    try:
+        return "libcuda.so" in Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def _import_once(arguments: list[str]) -> None:
+    """Import what every rank needs, so that no fork has to.
+
+    The first optimizer or ``fully_shard`` imports ``torch._dynamo``. Should that load the driver,
+    this process starts again and leaves it to the ranks.
+    """
+    import fsdp_doctor.profiler.rank_job  # noqa: F401 (imported once, for all forks)
+
+    if arguments or _knows_the_driver():
+        return
+    import torch._dynamo  # noqa: F401 (as above)
+
+    if _knows_the_driver():
+        module = "fsdp_doctor.profiler.forkserver"
+        os.execv(sys.executable, [sys.executable, "-m", module, "without-dynamo"])  # noqa: S606
+
+
 def main() -> int:
     """Serve launches until standard input closes."""
     die_with_parent()
-
-    import fsdp_doctor.profiler.rank_job  # noqa: F401 (imported once, for all forks)
-
+    _import_once(sys.argv[1:])
     for line in sys.stdin:
         code = run_launch(read_plan(Path(line.strip())))
         sys.stdout.write(f"{code}\n")
