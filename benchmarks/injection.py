@@ -44,7 +44,7 @@ from injected.table import head, line, report, truth_line
 from fsdp_doctor.errors import DoctorError
 from fsdp_doctor.simulator.many import Simulations
 
-TRIES = 4
+TRIES = 3
 """Pairs drawn for each that is wanted, at most."""
 
 
@@ -70,6 +70,8 @@ class Benchmark:
                 return
             legal = [pair for pair in batch if not self._forbidden(pair)]
             self._measurements.take(legal)
+            if legal and not any(map(self._measurements.knows, legal)):
+                return  # nothing further was recorded
             for pair in legal:
                 self._settle(pair)
 
@@ -170,7 +172,8 @@ def main(arguments: Sequence[str]) -> int:
     print(text)
     if options.output is not None:
         command = f"python benchmarks/injection.py {shlex.join(arguments)}"
-        options.output.write_text(head(command, options.device, options.one_rank_of) + text)
+        run = measurements.run_of(benchmark.rows[0].pair.a)
+        options.output.write_text(head(command, run.manifest) + text)
     return int(any(True for row in benchmark.rows for _ in row.problems()))
 
 

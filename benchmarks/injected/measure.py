@@ -81,6 +81,10 @@ class Measurements:
         """Return the run of a pair's side."""
         return load_run(self._work / digest(raw))
 
+    def knows(self, pair: Pair) -> bool:
+        """Return whether any launch of a pair was tried."""
+        return any(digest(raw) in self._known for raw in pair.every_spec())
+
     def take(self, pairs: Iterable[Pair]) -> None:
         """Run what is missing of these pairs; failures are kept as such."""
         wanted: dict[str, tuple[dict[str, Any], bool]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from fsdp_doctor.model.run import RunManifest
 from injected.judge import GOALS, NAMED, Row, Truth
 
 _HEAD = """# Injection benchmark: which flag did it
@@ -19,12 +20,14 @@ runs of A and B alone and simulates what lies between. "Simulated": the points o
 where one field alone differs, whose pair of runs settles it.
 
 """
-_DEVICES = {"cpu": "the CPU, counted by the CPU tracker", "cuda": "one GPU"}
 
 
-def head(command: str, device: str, ranks: int) -> str:
-    """Return what the table is."""
-    return _HEAD.format(command=command, ranks=ranks, device=_DEVICES[device])
+def head(command: str, run: RunManifest) -> str:
+    """Return what the table is; ``run``: one of the runs it rests on."""
+    device = "the CPU, counted by the CPU tracker"
+    if run.device_type == "cuda":
+        device = f"one {run.device_name or 'GPU'}"
+    return _HEAD.format(command=command, ranks=run.world_size, device=device)
 
 
 def report(
