@@ -1,161 +1,306 @@
 """Record real out-of-memory failures with a known cause, for the tests of the diagnosis.
 
-    python benchmarks/record_ooms.py [CASE ...] [--out tests/recorded/ooms] [--list] [--dry-run]
+    python benchmarks/record_ooms.py [CASE ...] [--out tests/recorded/ooms] [--jobs N]
+    python benchmarks/record_ooms.py --diagnose [--out tests/recorded/ooms]
 
-Needs one CUDA device and nobody else on it. Not run yet: no recording is in the repository.
+Recording needs one CUDA device with nobody else on it; ``--diagnose`` only reads what was recorded.
+Not run yet: no recording is in the repository.
 
-Each case of ``ooms/cases.py`` is run twice or more: once without a limit, to see what every phase
-reserves, then under a limit between two phases until the phase that is meant to fail does. Of each
-are kept ``log.txt`` (with torch's ``[rank0]:`` prefix), ``snapshot.pickle.gz`` (its oldest events
-cut off until it is below 300 kB), ``config.json`` and ``case.json`` (the cause that was put in,
-phase and step that really ran, limit). At the end each is diagnosed, and the table of first causes
-printed.
+Each case of ``ooms/cases.py`` is run twice: once without a limit, to see what every phase needs,
+then under a limit between two phases (``ooms/limits.py``), again with another limit where it
+failed elsewhere. Cases that need the whole device for themselves come last, one after the other.
+Of each are kept ``log.txt`` as the job printed it, ``snapshot.pickle.gz`` (its oldest events cut
+off until it is below 300 kB), ``config.json`` and ``case.json`` (the cause that was put in, phase
+and step that really ran, limit). At the end each is diagnosed, from the log alone and with the
+snapshot, and the table of first causes printed.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
-import pickle
+import select
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "ooms"))
-from cases import ANY, CASES, OomCase, case_named  # noqa: E402
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(HERE / "ooms")]
+from cases import CASES, OomCase, case_named  # noqa: E402
+from keep import keep  # noqa: E402
+from limits import Window, as_meant, limit_in, narrowed, window  # noqa: E402
 
-MAX_BYTES = 300_000
-TRIES = 7
-RUN_S = 300
-OUTSIDE = 3 << 29
-"""What a context and the libraries take outside of PyTorch's pool: 1.5 GiB on an H200."""
+TRIES = 4
+RUN_S = 75.0
+"""What one run of a job may take."""
+OUTSIDE = 700 << 20
+"""What a context takes outside of PyTorch's pool: about 0.6 GiB on an H200."""
+TAIL = 1500
 HOLDER = """
-import ctypes, sys, time, torch
+import sys, time, torch
 torch.zeros(1, device="cuda")
 free, total = torch.cuda.mem_get_info()
 held = torch.empty(max(free - int(sys.argv[1]), 0), dtype=torch.uint8, device="cuda")
 print("holding", flush=True)
-time.sleep(3600)
+time.sleep(600)
 """
 
 
-def run_job(case: OomCase, folder: Path, limit: int | None) -> tuple[int, str]:
-    """Run the job once; return its status and everything it printed."""
-    command = [sys.executable, str(HERE / "ooms" / "job.py"), case.name, "--out", str(folder)]
-    if limit is not None:
-        command += ["--limit", str(limit)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+class NotRecordedError(Exception):
+    """A case did not fail as it should; the text tells what it did."""
+
+
+class Clock:
+    """The time that is left for everything."""
+
+    def __init__(self, minutes: float) -> None:
+        self._end = time.monotonic() + 60 * minutes
+
+    def left(self) -> float:
+        """Return the seconds left."""
+        return self._end - time.monotonic()
+
+    def share(self, most: float) -> float:
+        """Return ``most`` seconds, or what is left. Raises NotRecordedError when nothing is."""
+        left = self.left()
+        if left < 3:
+            raise NotRecordedError("no time was left for it")
+        return min(most, left)
+
+
+def environment(case: OomCase) -> dict[str, str]:
+    """Return the environment of a case's job."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "2",
+    }
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        found.pop(name, None)
     if case.allocator:
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = case.allocator
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=RUN_S, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+        found["PYTORCH_CUDA_ALLOC_CONF"] = case.allocator
+    return found
 
 
-def limits(peaks: dict[str, int], case: OomCase) -> list[int]:
-    """Return limits to try, from the most likely one to the outermost."""
-    low, high = (peaks.get(name, 0) for name in case.between)
-    if case.between[0] == "wrap":
-        low = low or peaks.get("init", 0)
-    span = max(high - low, 64 << 20)
-    return [int(low + part * span) for part in (0.5, 0.35, 0.65, 0.2, 0.8, 0.1, -0.1)][:TRIES]
-
-
-def provoke(case: OomCase, folder: Path) -> tuple[str, int | None] | None:
-    """Run a case until it fails where it should; return its output and the limit."""
-    if case.phase == "fault" and case.fault in ("cublas", "driver"):
-        return _failing(case, folder, None)
-    status, printed = run_job(case, folder, None)
-    if status != 0:
-        print(printed[-2000:], file=sys.stderr)
-        return None
-    peaks = json.loads((folder / "peaks.json").read_text())
-    for limit in limits(peaks, case):
-        if case.holder:
-            leave = limit + OUTSIDE
-            holder = subprocess.Popen(
-                [sys.executable, "-c", HOLDER, str(leave)], stdout=subprocess.PIPE, text=True
-            )
-            try:
-                assert holder.stdout is not None
-                holder.stdout.readline()
-                found = _failing(case, folder, None)
-            finally:
-                holder.kill()
-                holder.wait()
-        else:
-            found = _failing(case, folder, limit)
-        if found is not None:
-            return found
-    return None
-
-
-def _failing(case: OomCase, folder: Path, limit: int | None) -> tuple[str, int | None] | None:
-    for name in ("truth.json", "snapshot.pickle"):
+def run_job(
+    case: OomCase, folder: Path, limit: int | None, clock: Clock, options: Sequence[str]
+) -> tuple[int, str]:
+    """Run the job once; return its status and everything it printed."""
+    for name in ("truth.json", "snapshot.pickle", "peaks.json"):
         (folder / name).unlink(missing_ok=True)
-    status, printed = run_job(case, folder, limit)
-    truth = folder / "truth.json"
-    if status == 0 or not truth.exists():
-        return None
-    ran = json.loads(truth.read_text())["phase"]
-    return (printed, limit) if case.holder or case.phase in (ran, ANY) else None
+    command = [sys.executable]
+    if case.torchrun and limit is not None:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    command += [str(HERE / "ooms" / "job.py"), case.name, "--out", str(folder), *options]
+    if limit is not None and not case.alone:
+        command += ["--limit", str(limit)]
+    log = folder / "printed.txt"
+    with log.open("wb") as file:
+        job = subprocess.Popen(
+            command, env=environment(case), stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = job.wait(clock.share(RUN_S))
+        except subprocess.TimeoutExpired:
+            status = -1
+        finally:
+            end(job)
+    printed = log.read_text(errors="replace")
+    if status == -1:
+        raise NotRecordedError(f"a run took too long\n{printed[-TAIL:]}")
+    return status, printed
 
 
-def trimmed(snapshot: dict[str, Any], most: int = MAX_BYTES) -> bytes:
-    """Return a snapshot as gzip of at most ``most`` bytes: its oldest events are cut off.
-
-    The pickle is one that this script's own job has just written.
-    """
-    while True:
-        data = gzip.compress(pickle.dumps(snapshot, protocol=4), 9, mtime=0)
-        traces = snapshot["device_traces"]
-        longest = max(traces, key=len)
-        if len(data) <= most or len(longest) < 64:
-            return data
-        del longest[: len(longest) // 4]
-        first = longest[0].get("time_us", 0)
-        notes = snapshot.get("external_annotations") or []
-        snapshot["external_annotations"] = [n for n in notes if n.get("time_us", 0) >= first]
+def end(job: subprocess.Popen[bytes]) -> None:
+    """End a process that this script started, with all that it started."""
+    if job.poll() is None:
+        try:
+            os.killpg(job.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            job.kill()
+        job.wait()
 
 
-def keep(case: OomCase, folder: Path, out: Path, printed: str, limit: int | None) -> None:
-    """Write what the tests need."""
-    out.mkdir(parents=True, exist_ok=True)
-    lines = [f"[rank0]: {line}" if line else line for line in printed.splitlines()]
-    home = str(HERE.parent)
-    (out / "log.txt").write_text("\n".join(lines).replace(home, "/workspace") + "\n")
-    source = folder / "snapshot.pickle"
-    if source.exists():
-        snapshot = pickle.loads(source.read_bytes())  # noqa: S301 (our own, just written)
-        (out / "snapshot.pickle.gz").write_bytes(trimmed(snapshot))
-    config = {**case.spec(), "PYTORCH_CUDA_ALLOC_CONF": case.allocator}
-    (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    truth = json.loads((folder / "truth.json").read_text())
-    told = {"cause": case.cause, "limit_bytes": limit, "fault": case.fault, **truth}
-    (out / "case.json").write_text(json.dumps(told, indent=1) + "\n")
+@contextmanager
+def held(leave: int, case: OomCase, clock: Clock) -> Iterator[None]:
+    """Another process holds all of the device but ``leave`` bytes."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(leave)], env=environment(case),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert holder.stdout is not None
+        ready, _, _ = select.select([holder.stdout], [], [], clock.share(60))
+        if not ready or not holder.stdout.readline():
+            raise NotRecordedError("the second process did not come to hold the device")
+        yield
+    finally:
+        end(holder)
 
 
-def diagnosed(out: Path) -> list[str]:
-    """Return the causes that the tool names, in order."""
+def peaks_of(case: OomCase, folder: Path, clock: Clock) -> Window:
+    """Run a case without a limit; return where its limit lies."""
+    status, printed = run_job(case, folder, None, clock, ())
+    if status != 0:
+        raise NotRecordedError(f"without a limit it ended with {status}\n{printed[-TAIL:]}")
+    phases = json.loads((folder / "peaks.json").read_text())
+    found = window(phases, case)
+    if found is None:
+        told = [(p["step"], p["phase"], p["allocated"] >> 20, p["reserved"] >> 20) for p in phases]
+        raise NotRecordedError(f"no limit makes {case.phase} fail first; peaks in MiB: {told}")
+    return found
+
+
+def provoke(
+    case: OomCase, folder: Path, found: Window | None, clock: Clock
+) -> tuple[str, int | None]:
+    """Run a case until it fails where it should; return its output and the limit."""
+    told: list[str] = []
+    for number in range(TRIES):
+        limit = limit_in(found, case.aim if number == 0 else 0.5) if found else None
+        if case.holder and limit is not None:
+            with held(limit + OUTSIDE, case, clock):
+                status, printed = run_job(case, folder, limit, clock, ())
+        else:
+            status, printed = run_job(case, folder, limit, clock, ())
+        truth = None
+        if (folder / "truth.json").exists():
+            truth = json.loads((folder / "truth.json").read_text())
+            if as_meant(case, found, truth):
+                return printed, limit
+        place = f"failed in {truth['phase']} of step {truth['step']}" if truth else "ran through"
+        told.append(f"limit {limit}: {place} (status {status})\n{printed[-TAIL // 2 :]}")
+        if found is None:
+            break
+        found = narrowed(found, limit or 0, truth)
+    raise NotRecordedError("\n".join(told))
+
+
+class Recording:
+    """One session of recording."""
+
+    def __init__(self, out: Path, clock: Clock) -> None:
+        self.out, self.clock = out, clock
+        self.windows: dict[str, Window] = {}
+        self.recorded: list[str] = []
+
+    def measure(self, case: OomCase) -> None:
+        """Find the limit of a case that is provoked later."""
+        self._guarded(case, self._measure)
+
+    def record(self, case: OomCase) -> None:
+        """Record one case, whatever happens."""
+        self._guarded(case, self._record)
+
+    def _guarded(self, case: OomCase, what: object) -> None:
+        began = time.monotonic()
+        try:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+                text = what(case, Path(name))  # type: ignore[operator]
+        except NotRecordedError as error:
+            text = f"NOT RECORDED: {error}"
+        except Exception:  # noqa: BLE001 (the others go on)
+            text = f"NOT RECORDED: {traceback.format_exc()}"
+        print(f"{case.name:28} {time.monotonic() - began:4.0f} s  {text}", flush=True)
+
+    def _measure(self, case: OomCase, folder: Path) -> str:
+        self.windows[case.name] = peaks_of(case, folder, self.clock)
+        return "measured"
+
+    def _record(self, case: OomCase, folder: Path) -> str:
+        found = self.windows.get(case.name)
+        if found is None and not case.whole_device:
+            if case.holder:
+                raise NotRecordedError("it was not measured")
+            found = peaks_of(case, folder, self.clock)
+        printed, limit = provoke(case, folder, found, self.clock)
+        kept = keep(case, folder, self.out / case.name, printed, limit)
+        self.recorded.append(case.name)
+        truth = json.loads((folder / "truth.json").read_text())
+        error = truth["error"].replace("\n", " ")[:110]
+        size = "no limit" if limit is None else f"limit {limit / (1 << 30):.2f} GiB"
+        return f"{size}, {truth['phase']} of step {truth['step']}; {kept}; {error}"
+
+    def run(self, cases: Sequence[OomCase], jobs: int) -> None:
+        """Record cases, ``jobs`` at once; those that need the device alone come last."""
+        alone = [case for case in cases if case.alone]
+        with ThreadPoolExecutor(jobs) as pool:
+            first = [pool.submit(self.measure, case) for case in alone if case.holder]
+            others = [pool.submit(self.record, case) for case in cases if not case.alone]
+            for done in (*first, *others):
+                done.result()
+        for case in alone:
+            self.record(case)
+
+
+def diagnosed(out: Path) -> tuple[str, list[str], list[str]]:
+    """Return the cause put in, and the causes told from the log alone and with the snapshot."""
     from fsdp_doctor.postmortem import examine
 
+    truth = json.loads((out / "case.json").read_text())
     snapshots = [path for path in (out / "snapshot.pickle.gz",) if path.exists()]
-    result = examine([out / "log.txt"], out / "config.json", snapshots)
-    return [finding.cause for finding in result.findings]
+    told = []
+    for given in ([], snapshots):
+        result = examine([out / "log.txt"], out / "config.json", given)
+        told.append([finding.cause for finding in result.findings])
+    return truth["cause"], told[0], told[1]
+
+
+def diagnose(out: Path, names: Sequence[str], jobs: int) -> int:
+    """Print the table of causes; return how many are not first with the snapshot."""
+    missed = log_first = 0
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting = [(name, pool.submit(diagnosed, out / name)) for name in sorted(names)]
+        for name, done in waiting:
+            try:
+                cause, log, both = done.result(timeout=120)
+            except Exception as error:  # noqa: BLE001 (the others go on)
+                print(f"{name:28} could not be read: {error!r}", flush=True)
+                missed += 1
+                continue
+            right = both[:1] == [cause]
+            missed += not right
+            log_first += log[:1] == [cause]
+            mark = "first" if right else f"MISSED: {', '.join(both[:3])}"
+            print(f"{name:28} {cause:24} {mark}; log alone: {', '.join(log[:2])}", flush=True)
+    print(
+        f"{len(names) - missed} of {len(names)} diagnosed right with the snapshot, "
+        f"{log_first} from the log alone"
+    )
+    return missed
+
+
+def show_cases(cases: Sequence[OomCase], specs: bool) -> None:
+    """Print the cases."""
+    for case in cases:
+        how = case.allocator or "default allocator"
+        print(f"{case.name:28} {case.cause:24} {case.fault:16} {case.phase:10} {how}")
+        if specs:
+            print(json.dumps(case.spec()))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Record the cases asked for, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "tests" / "recorded" / "ooms")
+    parser.add_argument("--out", type=Path, default=ROOT / "tests" / "recorded" / "ooms")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at once")
+    parser.add_argument("--max-minutes", type=float, default=60.0, help="time for everything")
+    parser.add_argument("--diagnose", action="store_true", help="only read what was recorded")
+    parser.add_argument("--no-diagnosis", action="store_true", help="only record")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     parser.add_argument("--dry-run", action="store_true", help="print what would be run and stop")
     options = parser.parse_args(arguments)
@@ -164,28 +309,18 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no such case: {', '.join(unknown)}; --list names them")
     chosen = [case_named(name) for name in options.cases] or list(CASES)
     if options.list or options.dry_run:
-        for case in chosen:
-            how = case.allocator or "default allocator"
-            print(f"{case.name:28} {case.cause:24} {case.fault:16} {case.phase:10} {how}")
-            if options.dry_run:
-                print(json.dumps(case.spec()))
+        show_cases(chosen, options.dry_run)
         return 0
-    missed = 0
-    for case in chosen:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            found = provoke(case, folder)
-            if found is None:
-                missed += 1
-                print(f"{case.name:28} did not fail where it should")
-                continue
-            keep(case, folder, options.out / case.name, *found)
-        causes = diagnosed(options.out / case.name)
-        right = causes[:1] == [case.cause]
-        missed += not right
-        mark = "first" if right else f"MISSED: {', '.join(causes[:3])}"
-        print(f"{case.name:28} {case.cause:24} {mark}", flush=True)
-    print(f"{len(chosen) - missed} of {len(chosen)} recorded and diagnosed right")
+    if options.diagnose:
+        names = [case.name for case in chosen if (options.out / case.name / "case.json").exists()]
+        return 1 if diagnose(options.out, names, options.jobs) else 0
+    clock = Clock(options.max_minutes)
+    recording = Recording(options.out, clock)
+    recording.run(chosen, options.jobs)
+    print(f"{len(recording.recorded)} of {len(chosen)} recorded", flush=True)
+    missed = len(chosen) - len(recording.recorded)
+    if not options.no_diagnosis and clock.left() > 30:
+        missed += diagnose(options.out, recording.recorded, options.jobs)
     return 1 if missed else 0
 
 
