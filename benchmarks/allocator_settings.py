@@ -67,9 +67,10 @@ TIGHT = (
 def play_on_model(events: Sequence[Event], conf: str, limit: int | None) -> Outcome:
     """Play a trace through the model of the allocator."""
     from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
-    from fsdp_doctor.memory.caching_allocator import CachingAllocator, OutOfMemoryModelled
+    from fsdp_doctor.memory.caching_allocator import OutOfMemoryModelled
+    from fsdp_doctor.memory.expandable_segments import make_allocator
 
-    allocator = CachingAllocator(replace(parse_alloc_conf(conf), capacity_bytes=limit))
+    allocator = make_allocator(replace(parse_alloc_conf(conf), capacity_bytes=limit))
     blocks: list[Any] = []
     outcome, at = Outcome(), moments(events)
     for index, event in enumerate(events):

@@ -6,9 +6,9 @@ the smallest block, the lowest address among equals). Each new segment lies belo
 so it was for 376 of 389 large segments of a recorded job.
 
 ``garbage_collection_threshold`` acts under a capacity only, as in torch, where it takes
-``set_per_process_memory_fraction``. Not modelled: private pools (CUDA graphs), other processes,
-holes inside an expandable segment (memory is mapped and given back at its end only), the
-large-segment size option.
+``set_per_process_memory_fraction``. Expandable segments: ``expandable_segments.py``, whose
+``make_allocator`` returns the right class for given settings. Not modelled: private pools (CUDA
+graphs), other processes, the large-segment size option.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ class Block:
     """Other streams that use it (``record_stream``): its end waits for them."""
     searches: int = 0
     """Searches in blocks of its kind (small or large) when it became free; for its age."""
+    base: int = 0
+    """Where its segment begins."""
+    mapped: bool = True
+    """False: addresses of an expandable segment without memory."""
 
     @property
     def whole(self) -> bool:
@@ -85,13 +89,14 @@ class CachingAllocator:
 
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         self.settings = settings or AllocatorSettings()
+        if self.settings.expandable_segments and type(self) is CachingAllocator:
+            raise ValueError("make_allocator returns the allocator for expandable segments")
         self.allocated_bytes = self.reserved_bytes = self.active_bytes = self.requested_bytes = 0
         self.segment_allocations = self.segment_frees = self.retries = 0
         self._limit = self.settings.capacity_bytes or _UNLIMITED
         self._max_split = self.settings.max_split_size_bytes or _UNLIMITED
         self._free: dict[Pool, list[tuple[int, int]]] = {}
         self._at: dict[int, Block] = {}
-        self._tails: dict[Pool, Block] = {}
         self._deferred: list[tuple[int, Block]] = []
         self._searches = [0, 0]
         self._next_address = 1 << 60
@@ -167,14 +172,20 @@ class CachingAllocator:
         """Give free segments back (``empty_cache``); return their bytes."""
         before = self.reserved_bytes
         self.process_events()
-        for pool in list(self._free):
-            for _, address in list(self._free[pool]):
-                block = self._at[address]
-                if self.settings.expandable_segments:
-                    self._unmap(block)
-                elif block.whole:
-                    self._give_back(block)
+        self._release_free()
         return before - self.reserved_bytes
+
+    def releasable_bytes(self) -> int:
+        """What ``release_cached`` would give back now."""
+        return sum(block.size for block in self._whole_free())
+
+    def _release_free(self) -> None:
+        for block in self._whole_free():
+            self._give_back(block)
+
+    def _whole_free(self) -> list[Block]:
+        blocks = [self._at[address] for free in self._free.values() for _, address in free]
+        return [block for block in blocks if block.whole]
 
     def adopt(self, size: int, stream: int, pieces: list[tuple[int, int, bool]]) -> list[Block]:
         """Add a segment that exists already: ``pieces`` are (size, requested, used) in order.
@@ -182,11 +193,11 @@ class CachingAllocator:
         A segment of 2 MiB is of the small pool. Returns its blocks.
         """
         pool = (size == SMALL_SEGMENT, stream)
-        address = self._new_address(size)
+        base = address = self._new_address(size)
         self.reserved_bytes += size
         blocks: list[Block] = []
         for piece, requested, used in pieces:
-            block = Block(address, piece, pool, used=used, requested=requested)
+            block = Block(address, piece, pool, used=used, requested=requested, base=base)
             self._at[address] = block
             if blocks:
                 block.previous, blocks[-1].next = blocks[-1], block
@@ -218,11 +229,8 @@ class CachingAllocator:
         index = bisect_left(blocks, (size, 0))
         if index == len(blocks):
             return None
+        index = self._fitting(pool, index)
         block = self._at[blocks[index][1]]
-        if self._tails.get(pool) is block and index + 1 < len(blocks):
-            # the last block of an expandable segment can grow: it counts as the largest
-            index += 1
-            block = self._at[blocks[index][1]]
         if size < self._max_split <= block.size:
             return None
         if size >= self._max_split and block.size >= size + LARGE_SEGMENT:
@@ -230,31 +238,37 @@ class CachingAllocator:
         del blocks[index]
         return block
 
+    def _fitting(self, pool: Pool, index: int) -> int:  # noqa: ARG002
+        """Return which free block to take when the one at ``index`` is the smallest that fits."""
+        return index
+
     def _should_split(self, block: Block, size: int) -> bool:
         rest = block.size - size
-        if block.pool[0] or self.settings.expandable_segments:
+        if block.pool[0]:
             return rest >= MIN_BLOCK
         return size < self._max_split and rest > SMALL_SIZE
 
     def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.address + size, block.size - size, block.pool)
+        self._insert(self._cut(block, size))
+
+    def _cut(self, block: Block, size: int) -> Block:
+        """Leave a block ``size`` bytes and return the rest, which is in no list yet."""
+        rest = Block(block.address + size, block.size - size, block.pool, base=block.base)
         rest.previous, rest.next = block, block.next
         if block.next is not None:
             block.next.previous = rest
         block.next, block.size = rest, size
         self._at[rest.address] = rest
-        if self._tails.get(block.pool) is block:
-            self._tails[block.pool] = rest
-        self._insert(rest)
+        return rest
 
     def _return(self, block: Block) -> None:
         """Make a block available, joined with free neighbours."""
         self.active_bytes -= block.size
         before, after = block.previous, block.next
-        if before is not None and self._is_free(before):
+        if before is not None and before.mapped and self._is_free(before):
             self._remove(before)
             block = self._join(before, block)
-        if after is not None and self._is_free(after):
+        if after is not None and after.mapped and self._is_free(after):
             self._remove(after)
             block = self._join(block, after)
         self._insert(block)
@@ -269,20 +283,17 @@ class CachingAllocator:
         if high.next is not None:
             high.next.previous = low
         del self._at[high.address]
-        if self._tails.get(high.pool) is high:
-            self._tails[high.pool] = low
         return low
 
     # -- segments -----------------------------------------------------------------------------
 
     def _reserve(self, pool: Pool, size: int) -> Block | None:
-        if self.settings.expandable_segments:
-            return self._expand(pool, size)
         segment = segment_size(size)
         if self.reserved_bytes + segment > self._limit:
             return None
-        block = Block(self._new_address(segment), segment, pool)
-        self._at[block.address] = block
+        address = self._new_address(segment)
+        block = Block(address, segment, pool, base=address)
+        self._at[address] = block
         self.reserved_bytes += segment
         self.segment_allocations += 1
         return block
@@ -291,50 +302,6 @@ class CachingAllocator:
         """Below every earlier segment, as the driver mostly places them."""
         self._next_address -= size + ROUND_LARGE
         return self._next_address
-
-    def _expand(self, pool: Pool, size: int) -> Block | None:
-        """Map pages after the pool's last block, which is used too when it is free."""
-        page = SMALL_SEGMENT if pool[0] else LARGE_SEGMENT
-        tail = self._tails.get(pool)
-        extend = tail is not None and self._is_free(tail)
-        need = size - (tail.size if tail is not None and extend else 0)
-        mapped = -(-need // page) * page
-        if self.reserved_bytes + mapped > self._limit:
-            return None
-        self.reserved_bytes += mapped
-        self.segment_allocations += mapped // page
-        if tail is not None and extend:
-            self._remove(tail)
-            tail.size += mapped
-            return tail
-        address = self._new_address(1 << 44) if tail is None else tail.address + tail.size
-        block = Block(address, mapped, pool, previous=tail)
-        if tail is not None:
-            tail.next = block
-        self._at[address] = self._tails[pool] = block
-        return block
-
-    def _unmap(self, block: Block) -> None:
-        """Give back the whole pages of a free last block."""
-        if self._tails.get(block.pool) is not block:
-            return
-        page = SMALL_SEGMENT if block.pool[0] else LARGE_SEGMENT
-        pages = block.size // page
-        if not pages:
-            return
-        self._remove(block)
-        self.reserved_bytes -= pages * page
-        self.segment_frees += pages
-        block.size -= pages * page
-        if block.size:
-            self._insert(block)
-            return
-        del self._at[block.address]
-        if block.previous is not None:
-            block.previous.next = None
-            self._tails[block.pool] = block.previous
-        else:
-            del self._tails[block.pool]
 
     def _give_back(self, block: Block) -> None:
         self._remove(block)
@@ -346,7 +313,7 @@ class CachingAllocator:
         """With ``max_split_size``: give back one block that is large enough, or the largest ones
         until they are; tell whether that much came free (``release_available_cached_blocks``).
         """
-        if self._max_split == _UNLIMITED or self.settings.expandable_segments:
+        if self._max_split == _UNLIMITED:
             return False
         wanted = max(size, self._max_split)
         blocks = self._free.get(pool, [])
@@ -372,7 +339,7 @@ class CachingAllocator:
         freed = 0
         while target > freed:
             large = [self._at[a] for p, blocks in self._free.items() if not p[0] for _, a in blocks]
-            whole = [] if self.settings.expandable_segments else [b for b in large if b.whole]
+            whole = [block for block in large if block.whole]
             if not whole:
                 return
             ages = {block: self._searches[0] - block.searches for block in whole}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fsdp_doctor.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator
 from fsdp_doctor.memory.events import EventLog, PhaseSpan
+from fsdp_doctor.memory.expandable_segments import make_allocator
 from fsdp_doctor.model.memory import MemoryCounters
 
 
@@ -112,7 +113,7 @@ class _Player:
     def __init__(
         self, log: EventLog, settings: AllocatorSettings | None, streams: StreamNotes
     ) -> None:
-        self.allocator = CachingAllocator(settings)
+        self.allocator = make_allocator(settings)
         self.peaks = _Peaks(self.allocator)
         self._log, self._uses = log, streams.uses
         self._waits = sorted(streams.waits, reverse=True)

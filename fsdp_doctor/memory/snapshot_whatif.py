@@ -16,13 +16,13 @@ import numpy as np
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
 from fsdp_doctor.memory.caching_allocator import (
-    LARGE_SEGMENT,
     SMALL_SEGMENT,
     AllocatorSettings,
     Block,
     CachingAllocator,
     OutOfMemoryModelled,
 )
+from fsdp_doctor.memory.expandable_segments import make_allocator
 from fsdp_doctor.memory.snapshot_replay import BEFORE
 from fsdp_doctor.memory.snapshot_space import driver_bytes, ranges_at
 from fsdp_doctor.memory.snapshot_view import View
@@ -39,68 +39,6 @@ MAX_RETRIES = 1000
 """A setting under which cached memory is given back that often is of no use, and slow to replay."""
 _POOL = 1 << 20
 """Streams of private pools get numbers apart."""
-
-
-class PagedAllocator(CachingAllocator):
-    """Expandable segments whose free pages are given back wherever they lie (torch 2.1 - 2.14:
-    ``unmap_block`` of every free block). A hole is not mapped again; the segment grows at its end.
-    """
-
-    def release_cached(self) -> int:
-        """Give free segments, or free pages, back; return their bytes."""
-        self._begins: dict[tuple[bool, int], int] = {}
-        return super().release_cached()
-
-    def releasable_bytes(self) -> int:
-        """What ``release_cached`` would give back now."""
-        if not self.settings.expandable_segments:
-            listed = (self._at[a] for blocks in self._free.values() for _, a in blocks)
-            return sum(block.size for block in listed if block.whole)
-        return sum(
-            size // (SMALL_SEGMENT if pool[0] else LARGE_SEGMENT)
-            * (SMALL_SEGMENT if pool[0] else LARGE_SEGMENT)
-            for pool, blocks in self._free.items()
-            for size, _ in blocks
-        )  # fmt: skip
-
-    def _unmap(self, block: Block) -> None:
-        if self._tails.get(block.pool) is block:
-            super()._unmap(block)
-            return
-        page = SMALL_SEGMENT if block.pool[0] else LARGE_SEGMENT
-        begin = block.address - self._begin(block)
-        end = begin + block.size
-        low, high = -(-begin // page) * page, end // page * page
-        if low >= high:
-            return
-        self._remove(block)
-        hole = block
-        if low > begin:
-            hole = self._part(block, low - begin)
-            self._insert(block)
-        if end > high:
-            self._insert(self._part(hole, high - low))
-        hole.used = True
-        self.reserved_bytes -= high - low
-        self.segment_frees += (high - low) // page
-
-    def _begin(self, block: Block) -> int:
-        """Where the expandable segment of a block begins: its pages are counted from there."""
-        if block.pool not in self._begins:
-            first = block
-            while first.previous is not None:
-                first = first.previous
-            self._begins[block.pool] = first.address
-        return self._begins[block.pool]
-
-    def _part(self, block: Block, size: int) -> Block:
-        rest = Block(block.address + size, block.size - size, block.pool)
-        rest.previous, rest.next = block, block.next
-        if block.next is not None:
-            block.next.previous = rest
-        block.next, block.size = rest, size
-        self._at[rest.address] = rest
-        return rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +185,7 @@ def _story(view: View, begin: int, at: int) -> _Story:
 def _outcome(
     view: View, story: _Story, settings: AllocatorSettings, name: str, begin: int
 ) -> WhatIf:
-    allocator = PagedAllocator(settings)
+    allocator = make_allocator(settings)
     held: dict[int, Block] = {}
     peak = 0
     entry = -1
@@ -286,7 +224,7 @@ def _outcome(
 
 
 def _lay_out(
-    view: View, story: _Story, allocator: PagedAllocator, held: dict[int, Block], begin: int
+    view: View, story: _Story, allocator: CachingAllocator, held: dict[int, Block], begin: int
 ) -> None:
     """Put the blocks that are older than the replay where they lay, or side by side."""
     recorded = recorded_settings(view.snapshot.settings).expandable_segments

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdp_doctor.memory.caching_allocator import (
-    AllocatorSettings,
-    CachingAllocator,
-    OutOfMemoryModelled,
-)
+from fsdp_doctor.memory.caching_allocator import AllocatorSettings, OutOfMemoryModelled
 from fsdp_doctor.memory.events import EventLog
+from fsdp_doctor.memory.expandable_segments import make_allocator
 from fsdp_doctor.memory.replay import PhaseCounters, Replay, StreamNotes, replay_log
 from fsdp_doctor.memory.timeline import build_anatomy
 from fsdp_doctor.model.estimate import PhaseEstimate, RankEstimate, StepEstimate
@@ -46,7 +43,7 @@ def summarise(
 
 
 def _round_sizes(log: EventLog, settings: AllocatorSettings) -> None:
-    allocator = CachingAllocator(settings)
+    allocator = make_allocator(settings)
     for allocation in log.allocations:
         allocation.size_bytes = allocator.round_size(allocation.requested_bytes)
 

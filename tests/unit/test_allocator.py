@@ -16,6 +16,7 @@ from fsdp_doctor.memory.caching_allocator import (
     segment_size,
 )
 from fsdp_doctor.memory.events import EventLog
+from fsdp_doctor.memory.expandable_segments import make_allocator
 from fsdp_doctor.memory.replay import StreamNotes, replay_log
 from fsdp_doctor.model.memory import Phase
 
@@ -131,7 +132,7 @@ def test_garbage_collection_gives_old_segments_back() -> None:
 def test_expandable_segments_grow_instead_of_fragmenting() -> None:
     """A growing request reuses the free end of its segment; a rest is always split off."""
     native, expandable = (
-        CachingAllocator(AllocatorSettings(expandable_segments=flag)) for flag in (False, True)
+        make_allocator(AllocatorSettings(expandable_segments=flag)) for flag in (False, True)
     )
     for allocator in (native, expandable):
         for size in (40, 60, 80):
@@ -169,7 +170,7 @@ def run(allocator: CachingAllocator, actions: list[Action]) -> list[Block]:
 @given(ACTIONS, SETTINGS)
 def test_counters_and_blocks_agree(actions: list[Action], chosen: AllocatorSettings) -> None:
     """Used blocks never overlap, sums are the counters, and reserved bounds allocated."""
-    allocator = CachingAllocator(chosen)
+    allocator = make_allocator(chosen)
     live = run(allocator, actions)
     spans = sorted((block.address, block.size) for block in live)
     for (address, size), (following, _) in pairwise(spans):
@@ -185,7 +186,7 @@ def test_everything_freed_can_be_given_back(
     actions: list[Action], chosen: AllocatorSettings
 ) -> None:
     """When nothing is used, releasing the cache leaves nothing reserved."""
-    allocator = CachingAllocator(chosen)
+    allocator = make_allocator(chosen)
     for block in run(allocator, actions):
         allocator.free(block)
     allocator.release_cached()

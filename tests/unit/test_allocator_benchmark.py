@@ -23,7 +23,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
-from fsdp_doctor.memory.caching_allocator import CachingAllocator, OutOfMemoryModelled
+from fsdp_doctor.memory.caching_allocator import OutOfMemoryModelled
+from fsdp_doctor.memory.expandable_segments import make_allocator
 
 TOTAL = 1 << 30
 __version__ = "0.0"
@@ -32,7 +33,7 @@ assert os.environ.get("PYTORCH_ALLOC_CONF", "") == _conf
 if "max_split" in _conf:
     raise ImportError("this setting is broken")
 _settings = parse_alloc_conf(_conf)
-_allocator = CachingAllocator(_settings)
+_allocator = make_allocator(_settings)
 _blocks, _peak = [], [0, 0]
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
 from fsdp_doctor.memory.caching_allocator import AllocatorSettings, CachingAllocator
+from fsdp_doctor.memory.expandable_segments import make_allocator
 
 MIB = 1 << 20
 
@@ -169,7 +170,7 @@ def test_garbage_collection_needs_a_capacity() -> None:
 
 def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
     """It can grow, so it counts as the largest: a larger hole is used before it."""
-    allocator = CachingAllocator(AllocatorSettings(expandable_segments=True))
+    allocator = make_allocator(AllocatorSettings(expandable_segments=True))
     hole, _, end = (allocator.allocate(size * MIB) for size in (60, 20, 40))
     allocator.free(hole)
     allocator.free(end)

@@ -12,11 +12,11 @@ from test_oom_diagnosis import message
 from test_oom_snapshots import Job, forward, fragmentation
 
 from fsdp_doctor.memory.caching_allocator import AllocatorSettings, Block, OutOfMemoryModelled
+from fsdp_doctor.memory.expandable_segments import make_allocator
 from fsdp_doctor.memory.snapshot_analysis import analyse_snapshot
 from fsdp_doctor.memory.snapshot_whatif import (
     AS_IT_RAN,
     EXPANDABLE,
-    PagedAllocator,
     recorded_settings,
 )
 from fsdp_doctor.model.replay import AllocatorReplay
@@ -119,7 +119,7 @@ def test_pages_are_never_counted_twice(actions):
     what was said to be releasable.
     """
     limit = 400 * MiB
-    allocator = PagedAllocator(AllocatorSettings(capacity_bytes=limit, expandable_segments=True))
+    allocator = make_allocator(AllocatorSettings(capacity_bytes=limit, expandable_segments=True))
     held: list[Block] = []
     for frees, size, stream in actions:
         if frees and held:
