@@ -98,24 +98,24 @@ def megatron_fsdp(strategy: str) -> dict[str, Any]:
     }
 
 
-LONG = {"micro_batch": 12}
+LONG = {"micro_batch": 8}
 
 CASES: tuple[OomCase, ...] = (
-    OomCase(name="ddp-forward", cause="activations", config=DDP, micro_batch=12, layers=6,
+    OomCase(name="ddp-forward", cause="activations", config=DDP, micro_batch=8, layers=6,
             torchrun=True),
     OomCase(name="fsdp1-forward", cause="activations", config=FSDP1, micro_batch=2, layers=6,
             fault="longer_batch", extra=LONG),
     OomCase(name="fsdp2-forward-expandable", cause="activations", config=FSDP2, micro_batch=2,
             layers=6, fault="longer_batch", extra=LONG, allocator=EXPANDABLE, torchrun=True),
-    OomCase(name="fsdp2-backward", cause="activations", config=FSDP2, micro_batch=8, layers=6,
-            phase="backward"),
+    OomCase(name="fsdp2-backward", cause="activations", micro_batch=16, layers=4,
+            config={**FSDP2, "activation_checkpointing": {"mode": "full"}}, phase="backward"),
     OomCase(name="megatron-fsdp-forward", cause="activations", micro_batch=1, layers=6,
             config=megatron_fsdp("optim_grads_params"), fault="longer_batch",
             extra={"micro_batch": 4}),
     OomCase(name="fsdp2-logits", cause="logits", config=FSDP2, micro_batch=2, vocab=256_000,
             hidden=1024, layers=2, aim=0.7),
     OomCase(name="ddp-logits", cause="logits", config=DDP, micro_batch=1, vocab=200_000,
-            hidden=512, layers=2, aim=0.7, fault="longer_batch", extra={"micro_batch": 6},
+            hidden=512, layers=2, aim=0.7, fault="longer_batch", extra={"micro_batch": 4},
             torchrun=True),
     OomCase(name="fsdp2-one-unit", cause="wrap-granularity", layers=16, sequence=256,
             config={**FSDP2, "fsdp2": {**_FSDP2, "wrap": "none"}}),
@@ -147,7 +147,7 @@ CASES: tuple[OomCase, ...] = (
             sequence=512, phase="fault", extra={"mib": 64, "pieces": 64}),
     OomCase(name="fsdp2-fragmentation", cause="fragmentation", fault="fragmentation", config=FSDP2,
             sequence=512, phase="fault", extra={"mib": 48, "pieces": 60}, torchrun=True),
-    OomCase(name="ddp-second-process", cause="foreign-process", config=DDP, micro_batch=12,
+    OomCase(name="ddp-second-process", cause="foreign-process", config=DDP, micro_batch=8,
             layers=6, holder=True),
     OomCase(name="cublas-handle", cause="library-allocation", fault="cublas", config=DDP,
             phase=ANY, whole_device=True),
