@@ -172,8 +172,8 @@ def main(arguments: Sequence[str]) -> int:
     print(text)
     if options.output is not None:
         command = f"python benchmarks/injection.py {shlex.join(arguments)}"
-        run = measurements.run_of(benchmark.rows[0].pair.a)
-        options.output.write_text(head(command, run.manifest) + text)
+        runs = [measurements.run_of(row.pair.a).manifest for row in benchmark.rows]
+        options.output.write_text(head(command, runs) + text)
     return int(any(True for row in benchmark.rows for _ in row.problems()))
 
 

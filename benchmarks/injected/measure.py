@@ -30,6 +30,8 @@ from injected.pairs import Pair, digest
 FILE = "measured.jsonl"
 PHASE_LIMIT_S = 100.0
 NOT_RUN = "not recorded"
+_ATTEMPTS = 2
+"""What is left when a process of the pool died is tried again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +97,24 @@ class Measurements:
                 keep = name in ends or (name in wanted and wanted[name][1])
                 if not self._has(name, keep=keep):
                     wanted[name] = (raw, keep)
-        if not wanted or not self._jobs:
+        if not self._jobs:
             return
-        for done in self._launched(wanted):
-            self.ran += 1
-            self._known[done.spec] = done
-            with (self._work / FILE).open("a") as file:
-                file.write(json.dumps(vars(done)) + "\n")
-            text = done.failure or f"{done.peak_allocated_bytes:,} bytes"
-            print(f"  {done.spec}: {text} ({done.seconds:.1f} s)", flush=True)
+        for _ in range(_ATTEMPTS):
+            if not wanted:
+                return
+            for done in self._launched(dict(wanted)):
+                self._keep(done)
+                del wanted[done.spec]
+            if self._pool is not None:
+                return
+
+    def _keep(self, done: Measured) -> None:
+        self.ran += 1
+        self._known[done.spec] = done
+        with (self._work / FILE).open("a") as file:
+            file.write(json.dumps(vars(done)) + "\n")
+        text = done.failure or f"{done.peak_allocated_bytes:,} bytes"
+        print(f"  {done.spec}: {text} ({done.seconds:.1f} s)", flush=True)
 
     def _has(self, name: str, *, keep: bool) -> bool:
         known = self._known.get(name)
@@ -152,11 +163,11 @@ def _launch(
     started = time.time()
     if until is not None and started > until:
         return None
-    if _launcher is None:
-        _launcher = Launcher().__enter__()
     own = directory.with_name(f"{directory.name}.{os.getpid()}")
     failure, peak = None, None
     try:
+        if _launcher is None:
+            _launcher = Launcher().__enter__()
         run = _launcher.run(
             written_spec_from_mapping(raw, "the benchmark"), own, options, lambda _text: None
         )
@@ -170,6 +181,8 @@ def _launch(
             _launcher = None  # a launch that hung takes its server along
     except DoctorError as error:
         failure = str(error)
+    except Exception as error:  # noqa: BLE001 (the other launches go on)
+        failure = f"{type(error).__name__}: {error}"
     kept = directory if peak is not None else directory.with_name(f"failed-{directory.name}")
     if own.exists() and (keep or peak is None):
         shutil.rmtree(kept, ignore_errors=True)

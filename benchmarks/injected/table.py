@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from fsdp_doctor.config.megatron_support import installed_versions
 from fsdp_doctor.model.run import RunManifest
 from injected.judge import GOALS, NAMED, Row, Truth
 
@@ -17,17 +19,36 @@ cosmetic or without effect on memory. True shares are Shapley values of the peak
 every combination of the culprits (a rank of {ranks} on {device});
 decoys are shown to be harmless by runs of A with all of them and of B without. `compare` sees the
 runs of A and B alone and simulates what lies between. "Simulated": the points of its design; 0
-where one field alone differs, whose pair of runs settles it.
+where one field alone differs, whose pair of runs settles it. Run with {run};
+simulated with {simulated}.
 
 """
 
 
-def head(command: str, run: RunManifest) -> str:
-    """Return what the table is; ``run``: one of the runs it rests on."""
+def head(command: str, runs: Sequence[RunManifest]) -> str:
+    """Return what the table is; ``runs``: those it rests on."""
+    first = runs[0]
     device = "the CPU, counted by the CPU tracker"
-    if run.device_type == "cuda":
-        device = f"one {run.device_name or 'GPU'}"
-    return _HEAD.format(command=command, ranks=run.world_size, device=device)
+    if first.device_type == "cuda":
+        device = f"one {first.device_name or 'GPU'}"
+    return _HEAD.format(
+        command=command,
+        ranks=first.world_size,
+        device=device,
+        run=_versions((run.environment for run in runs), ("torch", "megatron_core")),
+        simulated=_versions([installed_versions()], ("torch", "megatron-core")),
+    )
+
+
+def _versions(known: Iterable[Mapping[str, Any]], packages: Sequence[str]) -> str:
+    """Return every version of these packages that occurs."""
+    found = {
+        f"{name.replace('_', '-')} {facts[name]}"
+        for facts in known
+        for name in packages
+        if facts.get(name) is not None
+    }
+    return ", ".join(sorted(found))
 
 
 def report(
