@@ -2,9 +2,11 @@
 
     python benchmarks/allocator_replay.py SNAPSHOT.pickle ...
 
-Every allocation and completed free of the trace is given to the model by size and stream; the
-segments that it takes and the bytes that it holds reserved are set beside the recorded ones. What
-was allocated before the trace began is adopted in segments of its own.
+Every allocation and completed free of the trace is given to the model by size and stream, under the
+settings that the snapshot tells; the segments that it takes (mappings, where they are expandable)
+and the bytes that it holds reserved after every allocation are set beside the recorded ones. What
+was allocated before the trace began is adopted in segments of its own. Limits are not in a
+snapshot: where segments were given back, the model gives everything back that it can.
 """
 
 from __future__ import annotations
@@ -15,8 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fsdp_doctor.memory.caching_allocator import Block, CachingAllocator
+from fsdp_doctor.memory.caching_allocator import AllocatorSettings, Block
+from fsdp_doctor.memory.expandable_segments import make_allocator
 from fsdp_doctor.memory.snapshot_child import load
+from fsdp_doctor.memory.snapshot_whatif import recorded_settings
+
+TAKEN = ("segment_alloc", "segment_map")
+GIVEN_BACK = ("segment_free", "segment_unmap")
 
 
 @dataclass(slots=True)
@@ -31,9 +38,11 @@ class Played:
     blocks: dict[int, Block] = field(default_factory=dict)
 
 
-def play(trace: list[dict[str, Any]], older: list[dict[str, Any]]) -> tuple[Played, Played]:
+def play(
+    trace: list[dict[str, Any]], older: list[dict[str, Any]], settings: AllocatorSettings
+) -> tuple[Played, Played]:
     """Return (recorded, modelled)."""
-    allocator = CachingAllocator()
+    allocator = make_allocator(settings)
     recorded, modelled = Played(), Played()
     for segment in older:
         pieces = at_start(segment, trace)
@@ -46,8 +55,9 @@ def play(trace: list[dict[str, Any]], older: list[dict[str, Any]]) -> tuple[Play
             if used:
                 modelled.blocks[address] = block
         recorded.reserved += segment["total_size"]
+    action = ""
     for event in trace:
-        action = event["action"]
+        before, action = action, event["action"]
         recorded.events += 1
         if action == "alloc":
             block = allocator.allocate(event["size"], event["stream"])
@@ -57,10 +67,14 @@ def play(trace: list[dict[str, Any]], older: list[dict[str, Any]]) -> tuple[Play
             recorded.largest_difference = max(recorded.largest_difference, difference)
         elif action == "free_completed" and event["addr"] in modelled.blocks:
             allocator.free(modelled.blocks.pop(event["addr"]))
-        elif action == "segment_alloc":
+        elif action in TAKEN:
             recorded.segments += 1
             recorded.reserved += event["size"]
             recorded.peak = max(recorded.peak, recorded.reserved)
+        elif action in GIVEN_BACK:
+            recorded.reserved -= event["size"]
+            if before not in GIVEN_BACK:
+                allocator.release_cached()
     modelled.segments = allocator.segment_allocations
     modelled.reserved = allocator.reserved_bytes
     return recorded, modelled
@@ -107,13 +121,16 @@ def main() -> int:
         for device, trace in enumerate(snapshot["device_traces"]):
             if not trace:
                 continue
-            made = {e["addr"] for e in trace if e["action"] == "segment_alloc"}
+            made = {e["addr"] for e in trace if e["action"] in TAKEN}
             segments = [s for s in snapshot["segments"] if s.get("device", 0) == device]
             older = [s for s in segments if s["address"] not in made]
-            real, model = play(trace, older)
+            settings = recorded_settings(snapshot.get("allocator_settings", {}))
+            real, model = play(trace, older, settings)
+            error = model.peak / real.peak - 1
+            most = real.largest_difference
             print(
                 f"{path.name} | {real.events} | {real.segments}, {model.segments} | "
-                f"{real.peak}, {model.peak} | {real.largest_difference}"
+                f"{real.peak:,}, {model.peak:,} ({error:+.3%}) | {most:,} ({most / real.peak:.3%})"
             )
     return 0
 
