@@ -12,6 +12,9 @@ from fsdp_doctor.model.config import ConfigDiff
 from fsdp_doctor.model.finding import Evidence, Finding
 from fsdp_doctor.units import format_relative, format_seconds
 
+_NAMED_SHARE = 0.1
+"""Share of the change of the step from which a phase is named."""
+
 
 def time_findings(
     metrics: Sequence[Metric],
@@ -41,6 +44,9 @@ def time_findings(
     change_in = format_relative(abs(step.relative or 0.0)).lstrip("+")
     of = "step time" if firm else "step time of these launches"
     claim = f"{of} {'rose' if rose else 'fell'} by {change_in}"
+    phases = moved_phases(metrics, step) if firm else []
+    if phases:
+        claim += f", in {' and '.join(str(m.phase) for m in phases)}"
     if not firm:
         claim += ", too few or too unlike launches to say that the configs did it"
     if fitting:
@@ -50,7 +56,7 @@ def time_findings(
     reasons = [
         Evidence(text=f"{c.key}: {c.step_time.reason}") for c in fitting if c.step_time is not None
     ]
-    seconds = f"{format_seconds(step.a)} -> {format_seconds(step.b)}"
+    places = [Evidence(text=f"phase_time_s of {m.phase}: {_seconds(m)}") for m in phases]
     sure = 0.5 if len(fitting) == 1 else 0.3
     yield Finding(
         cause="step-time",
@@ -58,9 +64,32 @@ def time_findings(
         confidence=sure if firm else sure / 2,
         severity="warning" if firm and rose else "note",
         level=0 if fitting else None,
-        evidence=(Evidence(text=f"step_time_s: {seconds}"), *reasons),
+        evidence=(Evidence(text=f"step_time_s: {_seconds(step)}"), *places, *reasons),
         flags=tuple(change.key for change in fitting),
     )
+
+
+def moved_phases(metrics: Sequence[Metric], step: Metric) -> list[Metric]:
+    """Return the phases that firmly moved as the step did, largest change first.
+
+    Of those with at least a tenth of the step's change; several can be named.
+    """
+    change = step.delta or 0.0
+    found = [
+        m
+        for m in metrics
+        if m.name == "phase_time_s"
+        and m.category is None
+        and m.rank is None
+        and m.verdict == step.verdict
+        and (m.delta or 0.0) * change > 0.0
+        and abs(m.delta or 0.0) >= _NAMED_SHARE * abs(change)
+    ]
+    return sorted(found, key=lambda m: -abs(m.delta or 0.0))
+
+
+def _seconds(metric: Metric) -> str:
+    return f"{format_seconds(metric.a)} -> {format_seconds(metric.b)}"
 
 
 def _launches_differ(step: Metric, band: float) -> bool:

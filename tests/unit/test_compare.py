@@ -281,6 +281,22 @@ def test_three_launches_find_a_slower_config():
     assert finding.level == 0
 
 
+def test_a_slower_step_names_the_phases_that_moved():
+    """Of the phases that rose only those with a tenth of the step's change or more are named."""
+    a = {"times": [0.3] * 12, "phase_times": {"forward": [0.1] * 12, "backward": [0.2] * 12}}
+    b = {"times": [0.34] * 12, "phase_times": {"forward": [0.136] * 12, "backward": [0.2036] * 12}}
+    result = compare_with_diff(
+        [make_run(**a) for _ in range(3)], [make_run(**b) for _ in range(3)], make_diff()
+    )
+    assert find(result, "phase_time_s", phase="backward").verdict == "worse"
+    (finding,) = [f for f in result.findings if f.cause == "step-time"]
+    assert "rose by 13.3 %, in forward;" in finding.claim
+    assert [e.text for e in finding.evidence] == [
+        "step_time_s: 300.0 ms -> 340.0 ms",
+        "phase_time_s of forward: 100.0 ms -> 136.0 ms",
+    ]
+
+
 def test_single_launches_give_no_time_verdict_and_say_what_is_needed():
     """One launch a side: unclear, with a warning that asks for three."""
     rng = np.random.default_rng(0)
