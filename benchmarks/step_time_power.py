@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_doctor.attribution.compare import compare_runs
+from fsdp_doctor.attribution.findings import moved_phases
 from fsdp_doctor.attribution.times import LaunchTimes, launch_times
 from fsdp_doctor.config.spec import WrittenSpec, load_spec, spec_to_mapping
 from fsdp_doctor.errors import InputError
@@ -193,7 +194,7 @@ class Tally:
     covered: int = 0
     widths: list[float] = field(default_factory=list)
     phases: Counter[str] = field(default_factory=Counter)
-    """Of draws found worse: the phase called worse whose time rose most; ``none``: no phase is."""
+    """Of draws found worse: the phases that the finding names, largest change first."""
     besides: int = 0
     """Draws in which a phase without added time got a firm verdict too."""
     memory: Counter[str] = field(default_factory=Counter)
@@ -213,10 +214,9 @@ class Tally:
         self.covered += low <= self.truth <= high
         self.widths.append(high - low)
         firm = [m for m in _phases(comparison) if m.verdict in ("worse", "better")]
-        slower = [m for m in firm if m.verdict == "worse"]
         if step.verdict == "worse":
-            most = max(slower, key=lambda m: m.delta or 0.0, default=None)
-            self.phases[str(most.phase) if most else "none"] += 1
+            named = moved_phases(comparison.metrics, step)
+            self.phases[" and ".join(str(m.phase) for m in named) or "none"] += 1
         self.besides += any(m.phase != PHASE or not self.percent for m in firm)
         self.memory.update(m.verdict for m in comparison.metrics if m.unit == "bytes")
 
@@ -415,8 +415,7 @@ def _notes(chosen: argparse.Namespace, tallies: Sequence[Tally]) -> list[str]:
     ]
     for tally in more:
         lines += [
-            f"- +{tally.percent:g} %: the phase that rose most among those called worse, where the "
-            f"step is: {_counts(tally.phases)}",
+            f"- +{tally.percent:g} %: phases that the finding names: {_counts(tally.phases)}",
             f"- +{tally.percent:g} %: a firm verdict on another phase than `{PHASE}` in "
             f"{tally.besides / tally.draws:.1%}",
         ]
