@@ -117,7 +117,7 @@ CASES: tuple[OomCase, ...] = (
     OomCase(name="ddp-logits", cause="logits", config=DDP, micro_batch=1, vocab=200_000,
             hidden=512, layers=2, aim=0.7, fault="longer_batch", extra={"micro_batch": 4},
             torchrun=True),
-    OomCase(name="fsdp2-one-unit", cause="wrap-granularity", layers=16, sequence=256,
+    OomCase(name="fsdp2-one-unit", cause="wrap-granularity", layers=16, sequence=256, aim=0.3,
             config={**FSDP2, "fsdp2": {**_FSDP2, "wrap": "none"}}),
     OomCase(name="ddp-optimizer-state", cause="state-does-not-fit", config=DDP, sequence=512,
             layers=8, phase="optimizer", torchrun=True),
