@@ -5,7 +5,8 @@ History of the format (``schema`` in run.json)
        with a ``record`` key: start, begin, phase, step, times, anatomy, time_breakdown, warning,
        failure, end (by the rank) and exit (by the rank's parent process); begin and warning were
        added later, and readers skip what they do not know. Memory is written when it is read;
-       times follow one step later.
+       times follow one step later. Beside a long rank file lie its columns (``kept_columns``),
+       derived from it.
 """
 
 from fsdp_doctor.runs.reader import load_launches, load_run

@@ -88,7 +88,7 @@ class FastRank:
 
     columns: StepColumns
     others: list[tuple[int, bytes]]
-    """Line number and text of the records that were not decoded here."""
+    """Line number and text, with its newline, of the records that were not decoded here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def read_columns(path: Path, load: Callable[[], tuple[StepRecord, ...]]) -> Fast
         for number, record in zip(numbers, records, strict=True)
         if getattr(record, "step", -1) < 0  # set-up, what lies between steps, other records
     ]
-    return FastRank(columns=columns, others=[(n + 1, lines[n]) for n in sorted(apart)])
+    return FastRank(columns=columns, others=[(n + 1, lines[n] + b"\n") for n in sorted(apart)])
 
 
 def _read_phases(lines: list[bytes], of_phase: list[bool]) -> tuple[_Phases, list[int]]:
@@ -175,20 +175,19 @@ def _columns(
 ) -> StepColumns | None:
     of_phase, tails = phases.steps, phases.tails
     told = [_array([line.step for line in lines]) for lines in (steps, begins, times)]
-    numbers = np.unique(np.concatenate([of_phase, *told]))
-    timed = [item for line in times for item in line.phases]
-    time_names, time_micro, time_values = zip(*timed, strict=True) if timed else ((), (), ())
-    of_time = np.repeat(told[2], _array([len(line.phases) for line in times]))
+    numbers = _without_repeats(np.sort(np.concatenate([_without_repeats(of_phase), *told])))
     names = tuple(dict.fromkeys(tail.phase for tail in tails))
     rows = {name: row for row, name in enumerate(names)}
-    if not rows.keys() >= set(time_names):
+    time_row = _array([rows.get(name, UNKNOWN) for line in times for name, _, _ in line.phases])
+    if (time_row == UNKNOWN).any():
         return None
+    of_time = np.repeat(told[2], _array([len(line.phases) for line in times]))
     shape = (len(names), len(numbers))
     at_end = np.searchsorted(numbers, of_phase)
     places = phases.of_each([rows[tail.phase] for tail in tails]) * len(numbers) + at_end
-    time_row = _array(list(map(rows.__getitem__, time_names)))
     time_places = time_row * len(numbers) + np.searchsorted(numbers, of_time)
-    micro, time_micros = phases.of_each([tail.microbatch for tail in tails]), _array(time_micro)
+    micro = phases.of_each([tail.microbatch for tail in tails])
+    time_micros = _array([number for line in times for _, number, _ in line.phases])
     most = 1 + max(int(micro.max(initial=0)), int(time_micros.max(initial=0)))
     keys, time_keys = places * most + micro, time_places * most + time_micros
     if not np.array_equal(keys, time_keys) and not np.isin(time_keys, keys).all():
@@ -197,8 +196,8 @@ def _columns(
         return None
     records, known = (np.bincount(x, minlength=shape[0] * shape[1]) for x in (places, time_places))
     seconds = np.zeros(shape[0] * shape[1])
-    if timed:
-        weights = np.fromiter(time_values, np.float64, len(time_values))
+    if time_places.size:
+        weights = np.array([value for line in times for _, _, value in line.phases])
         seconds += np.bincount(time_places, weights, len(seconds))
     seconds[(records == 0) | (known != records)] = np.nan
     kinds = np.full(len(numbers), KINDS.index("warmup"), np.int8)
@@ -243,9 +242,16 @@ def _array(values: Sequence[int]) -> Ints:
     return np.fromiter(values, np.int64, len(values))
 
 
+def _without_repeats(values: Ints) -> Ints:
+    """Leave out what equals the value before it; all are 0 or more."""
+    found: Ints = values[np.diff(values, prepend=UNKNOWN) != 0]
+    return found
+
+
 def _repeat(keys: Ints) -> bool:
-    """Return whether a key comes twice; they mostly rise, which is cheap to see."""
-    return bool((np.diff(keys) <= 0).any()) and len(np.unique(keys)) < len(keys)
+    """Return whether a key comes twice."""
+    ordered = np.sort(keys)
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _unknown_for_none(values: list[int | None]) -> Ints:

@@ -32,12 +32,10 @@ from fsdp_doctor.runs.phases import (
     match_times,
     merge_parts,
 )
-from fsdp_doctor.runs.writer import MANIFEST_NAME, rank_file_name
+from fsdp_doctor.runs.writer import LONG_BYTES, MANIFEST_NAME, rank_file_name
 
 __all__ = ["is_run_directory", "load_launches", "load_manifest", "load_run", "read_records"]
 
-LONG_BYTES = 1 << 18
-"""Rank files from here on are read into columns."""
 PARALLEL_BYTES = 1 << 25
 """A process for each so many bytes of a run."""
 _STEP_FIELDS = {field.name for field in fields(StepRecord)}
@@ -208,13 +206,15 @@ def _load_rank(path: Path, rank: int, warnings: list[str]) -> RankSeries:
     """Read a rank's file, a long one into columns where nothing in it is unusual."""
     if path.stat().st_size >= LONG_BYTES:
         from fsdp_doctor.runs.fast_reader import read_columns
+        from fsdp_doctor.runs.kept_columns import kept_columns
 
-        fast = read_columns(path, partial(load_steps, path, rank))
+        load = partial(load_steps, path, rank)
+        fast = kept_columns(path, load) or read_columns(path, load)
         if fast is not None:
             said: list[str] = []
             builder = _Builder(rank, [])
             for number, line in fast.others:
-                record = whole_record(line + b"\n", f"{path.name}:{number}", said)
+                record = whole_record(line, f"{path.name}:{number}", said)
                 if record is not None:
                     _add(builder, record, f"{path.name}:{number}", said)
             if not builder.holds_steps():

@@ -12,6 +12,8 @@ from fsdp_doctor.model.run import RunManifest
 
 SCHEMA = 1
 MANIFEST_NAME = "run.json"
+LONG_BYTES = 1 << 18
+"""Rank files from here on are read into columns, which their writer keeps beside them."""
 
 
 def rank_file_name(rank: int) -> str:
@@ -38,6 +40,7 @@ class RankWriter:
         self.path = directory / rank_file_name(rank)
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._encoder = msgspec.json.Encoder()
+        self._written = 0
 
     def write(self, record: str, fields: dict[str, Any]) -> None:
         """Append ``{"record": record, **fields}``.
@@ -48,7 +51,12 @@ class RankWriter:
         written = os.write(self._descriptor, line)
         if written != len(line):
             raise OSError(f"{self.path}: only {written} of {len(line)} bytes written (disk full?)")
+        self._written += written
 
     def close(self) -> None:
-        """Close the file; further writes are errors."""
+        """Close the file; further writes are errors. Of a long file columns are kept beside it."""
         os.close(self._descriptor)
+        if self._written >= LONG_BYTES:
+            from fsdp_doctor.runs.kept_columns import keep_columns
+
+            keep_columns(self.path)
