@@ -28,8 +28,9 @@ BLOCKS = "blocks"
 """The built-in model's list of layers."""
 STRATEGIES = ("ddp", "fsdp1", "fsdp2")
 """Whose layers were looked at; Megatron lays all gradients into buffers of its own."""
-_BORDERS = 2
-"""Layers at either end of the model that may differ from the inner ones."""
+_LEAST = {"ddp": 4, "fsdp1": 4, "fsdp2": 3}
+"""Layers of the shortest run: the first, the last and one between; FSDP1's host waits for the
+all-gather before the last one. Each time it is proven that they repeat."""
 _AT_ONCE = 2
 """Processes: each holds about as much memory as the whole run would."""
 
@@ -85,7 +86,7 @@ def layer_counts(spec: ProfileSpec) -> tuple[int, ...]:
     period = checkpointing.every_n if checkpointing.mode == "every_n" else 1
     if config.strategy == "fsdp2" and config.fsdp2.wrap == "block":
         period = math.lcm(period, config.fsdp2.blocks_per_unit)
-    least = 2 * _BORDERS if period == 1 else 2 * period + _BORDERS
+    least = _LEAST[config.strategy] if period == 1 else 2 * period + 2
     first = least + (model.layers - least) % period
     counts = (first, first + period, first + 2 * period)
     if sum(counts) >= model.layers:

@@ -160,7 +160,7 @@ def test_a_few_layers_tell_what_all_do() -> None:
     )
     raw["workload"]["model"]["layers"] = 16
     short, full = (predict(raw, steps=2, every_layer=every) for every in (False, True))
-    assert short.layers == "16 layers extended from runs of 4 and 5, and tried on 6"
+    assert short.layers == "16 layers extended from runs of 3 and 4, and tried on 5"
     assert full.layers is None
     assert replace(short, layers=None, work=None) == replace(full, work=None)
     assert short.work is not None

@@ -120,9 +120,9 @@ def test_which_layers_stand_for_all() -> None:
     from fsdp_doctor.simulator.short_cut import layer_counts
 
     every = ActivationCheckpointing(mode="every_n", every_n=3)
-    assert layer_counts(spec(32, "fsdp2")) == (4, 5, 6)
+    assert layer_counts(spec(32, "fsdp2")) == (3, 4, 5)
     assert layer_counts(spec(80, "fsdp1", activation_checkpointing=every)) == (8, 11, 14)
-    assert layer_counts(spec(15, "fsdp2")) == ()
+    assert layer_counts(spec(12, "fsdp2")) == ()
     with pytest.raises(NotPeriodicError, match="buckets"):
         layer_counts(spec(32, "ddp"))
 
