@@ -1,12 +1,12 @@
-"""Predicted against recorded memory, over every run in profiles/h200.
+"""Predicted against recorded memory, over every run on an H200 under profiles/.
 
     python benchmarks/estimate_accuracy.py [NAME ...] [-o docs/estimate-accuracy.md]
 
 For each run the dry run of its spec (no GPU, about 10 s of CPU) is compared with what the H200's
 allocator counted: allocated peaks of forward, backward and optimizer in the steady steps, of the
-first step, what is resident between steps, and the peak of reserved memory. Beside it stands a
-closed-form estimate of the same peak: model states as DeepSpeed's ``estimate_zero*_model_states``
-count them, activations as Megatron-LM's ``theoretical_memory_usage.py`` does.
+first step, what is resident between steps, and the peak of reserved memory. Beside it stand two
+other estimates of the same peak: closed forms (``closed_forms.py``), and for FSDP2 what torch's
+FSDPMemTracker finds (``torch_tracker.py``; 20 s of CPU each).
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import argparse
 import multiprocessing
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from closed_forms import closed_form_bytes
+from torch_tracker import tracked_peak_bytes
 
 from fsdp_doctor.config.spec import spec_from_mapping
 from fsdp_doctor.gpus_table import find_gpu
@@ -35,53 +38,79 @@ from fsdp_doctor.simulator.estimate import STEADY_STEPS
 from fsdp_doctor.simulator.request import DryRunRequest
 
 PROFILES = Path(__file__).parent.parent / "profiles"
-RECORDED = PROFILES / "h200"
-HELD_OUT = PROFILES / "h200-held-out"
+HELD_OUT = "h200-held-out"
 """Runs that were not used while the simulator was written; in the table once they are recorded."""
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 COLUMNS = ("forward", "backward", "optimizer", "peak", "first step", "resident", "reserved")
 
 
+OTHERS = ("closed form", "FSDPMemTracker")
+_Found = TypeVar("_Found")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run: column -> (predicted, recorded) bytes, and the closed form of the peak."""
+    """One run: column -> (predicted, recorded) bytes, and what others say of the peak."""
 
     name: str
     strategy: str
     values: dict[str, tuple[int, int]]
-    closed_form: int
+    others: dict[str, int]
+    notes: tuple[str, ...] = ()
+    """What could not be predicted, and why."""
 
-    def error(self, column: str) -> float:
-        """Relative error of a prediction."""
-        predicted, recorded = self.values[column]
-        return predicted / recorded - 1
+    def error(self, column: str) -> float | None:
+        """Relative error of a prediction; None: there is none."""
+        predicted, recorded = self.values.get("peak" if column in OTHERS else column, (0, 0))
+        if column in OTHERS:
+            predicted = self.others.get(column, 0)
+        return predicted / recorded - 1 if predicted and recorded else None
 
 
 def compare(directory: Path) -> Row:
     """Simulate the spec of a recorded run and set both beside each other."""
     run = load_run(directory)
-    (series,) = run.ranks
+    series = run.ranks[0]
     spec = recorded_spec(run)
-    kind = "held out, " if directory.is_relative_to(HELD_OUT) else ""
     request = DryRunRequest(
         spec=dict(run.manifest.spec or {}) | {"world_size": run.manifest.world_size},
         rank=series.rank,
         steps=STEADY_STEPS[spec.config.strategy],
         workspace_bytes=find_gpu("h200").cublas_workspace_bytes,
     )
+    values: dict[str, tuple[int, int]] = {}
+    others: dict[str, int] = {}
+    notes = []
+    form = closed_form_bytes(spec, parameters(run))
+    if form is not None:
+        others["closed form"] = form
+    try:
+        values = dict(beside(simulate(request), series))
+        if spec.config.strategy == "fsdp2":
+            others["FSDPMemTracker"] = apart(tracked_peak_bytes, spec, series.rank)
+    except Exception as error:  # noqa: BLE001 (told in the table; the other runs go on)
+        notes.append(f"{type(error).__name__}: {str(error)[:300]}")
     return Row(
-        name=f"{kind}1 of {run.manifest.world_size}: {directory.name}",
+        name=name_of(directory, run.manifest.world_size),
         strategy=spec.config.strategy,
-        values=dict(beside(simulate(request), series)),
-        closed_form=closed_form_bytes(spec, parameters(run)),
+        values=values,
+        others=others,
+        notes=tuple(notes),
     )
+
+
+def name_of(directory: Path, world_size: int) -> str:
+    """Return what the table calls a run."""
+    kind = directory.parent.parent.name.removeprefix("h200").strip("-").replace("-", " ")
+    apart = f" ({directory.parent.name})" if directory.parent.name.startswith("check") else ""
+    return f"{kind}, 1 of {world_size}: {directory.name}{apart}".removeprefix(", ")
 
 
 def compare_once(directory: Path, cache: Path | None) -> Row:
     """Compare, unless the row lies in the cache."""
     if cache is None:
         return compare(directory)
-    path = cache / f"{directory.parent.name}-{directory.name}.json"
+    path = cache / f"{'-'.join(directory.parts[-3:])}.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Row)
     row = compare(directory)
@@ -90,13 +119,34 @@ def compare_once(directory: Path, cache: Path | None) -> Row:
     return row
 
 
-def simulate(request: DryRunRequest) -> RankEstimate:
-    """Simulate in a process forked from this one, which has imported torch already."""
+def apart(function: Callable[..., _Found], *arguments: object) -> _Found:
+    """Call a function in a process forked from this one, which has imported torch already."""
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, mp_context=fork) as pool:  # not a Pool: its children have none
-        found = pool.submit(answer, request).result()
+        return pool.submit(function, *arguments).result()
+
+
+def simulate(request: DryRunRequest) -> RankEstimate:
+    """Simulate in a process of its own."""
+    found = apart(answer, request)
     assert found.estimate is not None, found.input_error
     return found.estimate
+
+
+def recorded_runs() -> list[Path]:
+    """Return every run on an H200 that came to its end, by set, world size and name."""
+    found = []
+    for path in PROFILES.glob("h200*/*/*/run.json"):
+        manifest = load_run(path.parent).manifest
+        if manifest.status == "completed" and manifest.device_type == "cuda":
+            found.append((path.parts[-4], manifest.world_size, path.parts[-3:-1], path.parent))
+    return [directory for *_, directory in sorted(found)]
+
+
+def called(directory: Path) -> set[str]:
+    """Return the names under which a run is chosen."""
+    a, b, c = directory.parts[-3:]
+    return {a, b, f"{a}/{b}", f"{b}/{c}", f"{a}/{b}/{c}"}
 
 
 def recorded_spec(run: Run) -> ProfileSpec:
@@ -114,59 +164,50 @@ def parameters(run: Run) -> int:
 def beside(estimate: RankEstimate, series: RankSeries) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield column, predicted and recorded bytes."""
     steady = estimate.steady
+    pairs: list[tuple[str, int | None, int | None]] = []
     for phase in PHASES:
-        recorded = steady_peak_bytes(series, phase)
-        yield phase.value, (steady.phases[phase.value].peak_allocated_bytes, recorded or 0)
-    yield "peak", (steady.peak_allocated_bytes, steady_peak_bytes(series) or 0)
+        predicted = steady.phases.get(phase.value)
+        pairs.append(
+            (
+                phase.value,
+                None if predicted is None else predicted.peak_allocated_bytes,
+                steady_peak_bytes(series, phase),
+            )
+        )
     first = peak([p.peak for p in series.steps[0].phases], "allocated_bytes")
-    yield "first step", (estimate.first_step.peak_allocated_bytes, first or 0)
-    yield "resident", (steady.resident_bytes, resident_bytes(series) or 0)
     reserved = steady_peak_bytes(series, counter="reserved_bytes")
-    yield "reserved", (steady.peak_reserved_bytes, reserved or 0)
-
-
-def closed_form_bytes(spec: ProfileSpec, count: int) -> int:
-    """Model states by DeepSpeed's rule for the nearest ZeRO stage, activations by Megatron's.
-
-    DDP: 18 bytes a parameter; FSDP: 18 bytes over the ranks and 4 of the largest layer, as
-    ``estimate_zero3_model_states_mem_needs`` has it. Activations of a layer: ``s b h (18 + 4 f/h)``
-    bytes, 2 s b h where it is recomputed; logits and embedding ``4 s b h (1 + v/h)``.
-    """
-    model, workload = spec.workload.model, spec.workload
-    tokens = workload.micro_batch * workload.sequence_length
-    ffn = model.ffn or 4 * model.hidden
-    layer = 4 * model.hidden**2 + 3 * model.hidden * ffn
-    states = 18 * count
-    if spec.config.strategy != "ddp":
-        states = 4 * layer + 18 * count // spec.world_size
-    full = tokens * (18 * model.hidden + 4 * ffn)
-    if spec.config.activation_checkpointing.mode == "full":
-        full = 2 * tokens * model.hidden
-    head = 4 * tokens * (model.hidden + model.vocab)
-    return states + full * model.layers + head
+    pairs += [
+        ("peak", steady.peak_allocated_bytes, steady_peak_bytes(series)),
+        ("first step", estimate.first_step.peak_allocated_bytes, first),
+        ("resident", steady.resident_bytes, resident_bytes(series)),
+        ("reserved", steady.peak_reserved_bytes, reserved),
+    ]
+    for column, told, recorded in pairs:
+        if told is not None and recorded:
+            yield column, (told, recorded)
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the Markdown table, its summary first."""
-    lines = ["| | " + " | ".join(COLUMNS) + " | closed form |", "|---" + "|--:" * 8 + "|"]
+    columns = (*COLUMNS, *OTHERS)
+    head = ["| | " + " | ".join(columns) + " |", "|---" + "|--:" * len(columns) + "|"]
+    lines = list(head)
     for label, chosen in groups(rows):
+        errors = [[e for row in chosen if (e := row.error(c)) is not None] for c in columns]
         for name, pick in (("median", statistics.median), ("worst", max)):
-            cells = [_percent(pick([abs(row.error(c)) for row in chosen])) for c in COLUMNS]
-            forms = [abs(row.closed_form / row.values["peak"][1] - 1) for row in chosen]
-            cells.append(_percent(pick(forms)))
+            cells = [_percent(pick(list(map(abs, found)))) if found else "-" for found in errors]
             lines.append(f"| {label}, {name} | {' | '.join(cells)} |")
-        exact = [sum(row.error(c) == 0 for row in chosen) for c in COLUMNS]
-        lines.append(f"| {label}, exact to the byte | {' | '.join(map(str, exact))} | - |")
-    lines += [
-        "",
-        "| run | " + " | ".join(COLUMNS) + " | closed form |",
-        "|---" + "|--:" * 8 + "|",
-    ]
+        exact = [str(found.count(0)) if found else "-" for found in errors]
+        lines.append(f"| {label}, exact to the byte | {' | '.join(exact)} |")
+    lines += ["", head[0].replace("| |", "| run |", 1), head[1]]
     for row in rows:
-        cells = [_signed(row.values[column]) for column in COLUMNS]
-        form = row.closed_form / row.values["peak"][1] - 1
-        lines.append(f"| {row.name} | {' | '.join(cells)} | {form * 100:+.0f} % |")
-    return "\n".join(lines) + "\n"
+        cells = [_signed(row.values[c]) if c in row.values else "-" for c in COLUMNS]
+        for name in OTHERS:
+            error = row.error(name)
+            cells.append("" if error is None else f"{error * 100:+.1f} %")
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    lines += ["", *(f"{row.name}: {note}" for row in rows for note in row.notes)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def groups(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
@@ -200,17 +241,15 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, help="also write the table here")
     parser.add_argument("--cache", type=Path, help="folder of rows: done ones are not run again")
     arguments = parser.parse_args()
-    found = [path.parent for path in sorted(RECORDED.glob("world-*/*/run.json"))]
-    found += [path.parent for path in sorted(HELD_OUT.glob("world-*/*/run.json"))]
     names = set(arguments.names)
-    chosen = [d for d in found if not names or names & {f"{d.parent.name}/{d.name}", d.parent.name}]
+    chosen = [run for run in recorded_runs() if not names or names & called(run)]
     if not chosen:
         parser.error("no recorded run has that name")
-    chosen.sort(key=lambda d: (int(d.parent.name.removeprefix("world-")), d.name))
     rows = []
     for directory in chosen:
         rows.append(compare_once(directory, arguments.cache))
-        print(rows[-1].name, _signed(rows[-1].values["peak"]), file=sys.stderr, flush=True)
+        told = rows[-1].notes or _signed(rows[-1].values["peak"])
+        print(rows[-1].name, told, file=sys.stderr, flush=True)
     text = table(rows)
     if arguments.output:
         intro = arguments.output.read_text(encoding="utf-8").partition("<!-- table -->")[0]
