@@ -1,17 +1,20 @@
 """``benchmarks/estimate_accuracy.py``: which runs it takes, what it says where there is nothing to
-say, and the closed forms beside it. Nothing is simulated here.
+say, and the estimates beside it.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fsdp_doctor.config.spec import spec_from_mapping
+from fsdp_doctor.gpus_table import find_gpu
 from fsdp_doctor.model.spec import ProfileSpec
 
 ROOT = Path(__file__).parents[2]
@@ -110,3 +113,28 @@ def test_recomputed_layers_keep_their_inputs(accuracy: Any) -> None:
     spec = job("megatron", model=how | {"recompute_num_layers": 1})
     found = accuracy.closed_form_bytes(spec, 1000)
     assert found == 18_000 + 2 * 2 * 96 * 64 + 4 * 96 * (64 + 512)
+
+
+def test_torch_s_own_tracker_finds_the_same_tensors(tmp_path: Path) -> None:
+    """Its steady peak is the simulated one but for rounding and cuBLAS's two workspaces, one of the
+    thread that runs forward and one of autograd's.
+    """
+    spec = tmp_path / "job.yaml"
+    config = {"strategy": "fsdp2", "gradient_accumulation": {"steps": 2}}
+    raw = {"name": "job", "workload": WORKLOAD, "config": config, "world_size": 4}
+    spec.write_text(json.dumps(raw), encoding="utf-8")
+    script = ROOT / "benchmarks" / "torch_tracker.py"
+    said = [
+        subprocess.run(
+            [sys.executable, "-W", "ignore", *command, str(spec)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for command in ([str(script)], ["-m", "fsdp_doctor", "estimate", "--json"])
+    ]
+    steady = json.loads(said[1])["ranks"][0]["steady"]
+    tracked = int(said[0].replace(",", ""))
+    workspaces = 2 * find_gpu("h200").cublas_workspace_bytes
+    assert 0 <= steady["peak_allocated_bytes"] - workspaces - tracked < 0.01 * tracked
