@@ -222,6 +222,10 @@ def table(answers: Sequence[dict[str, Any]], folder: Path = TRACES) -> str:
     """Return the Markdown text: how near the model is, then every case."""
     found = list(rows(answers, folder))
     lines = sorted({f"{a['device']}, torch {a['torch']}" for a in answers if "error" not in a})
+    failed = [answer for answer in answers if "error" in answer]
+    lost = [f"Not played: {a['trace']} {a.get('conf')}: {a['error'][-200:]}" for a in failed]
+    if not found:
+        return "\n".join(lost) + "\n"
     errors = sorted(abs(row.peak_error) for row in found)
     over_time = sorted(row.worst_over_time for row in found)
     agree = sum(row.real.failed_at == row.model.failed_at for row in found)
@@ -243,14 +247,14 @@ def table(answers: Sequence[dict[str, Any]], folder: Path = TRACES) -> str:
             "|---|--:|--:|--:|--:|--:|--:|--:|---|",
         ]
         lines += [f"| {' | '.join(row.cells())} |" for row in found if row.trace == name]
-    failed = [answer for answer in answers if "error" in answer]
-    lines += [f"Not played: {a['trace']} {a.get('conf')}: {a['error'][-200:]}" for a in failed]
+    lines += lost
     return "\n".join(lines) + "\n"
 
 
 def found_peak(found: Sequence[Row], name: str) -> int:
     """Return what a trace allocates at most where nothing limits or rounds it."""
-    return next(r.real.allocated_peak for r in found if r.trace == name and not r.conf)
+    played = [row.real for row in found if row.trace == name and row.real.failed_at is None]
+    return min((outcome.allocated_peak for outcome in played), default=0)
 
 
 def main() -> int:
