@@ -32,6 +32,7 @@ METRIC_KINDS = {
     "first_step_peak_allocated_bytes": MetricKind("bytes"),
     "outside_pytorch_bytes": MetricKind("bytes"),
     "allocation_retries": MetricKind("count"),
+    "exposed_communication_s": MetricKind("s"),
     "phase_time_s": MetricKind("s", by="phase"),
     "category_bytes": MetricKind("bytes", by="category"),
     "out_of_memory_bytes": MetricKind("bytes"),

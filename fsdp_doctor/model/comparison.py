@@ -20,12 +20,14 @@ class Metric:
 
     name: str
     """peak_allocated_bytes, peak_reserved_bytes, resident_bytes, category_bytes, step_time_s,
-    phase_time_s, tokens_per_s, first_step_peak_allocated_bytes, outside_pytorch_bytes,
-    out_of_memory_bytes (held at the failure, plus the request), allocation_retries."""
+    phase_time_s, tokens_per_s, exposed_communication_s (of the profiled step),
+    first_step_peak_allocated_bytes, outside_pytorch_bytes, allocation_retries, out_of_memory_bytes
+    (held at the failure, plus the request)."""
     unit: Literal["bytes", "s", "count", "tokens/s"]
     better: Literal["lower", "higher"]
     rank: int | None
-    """None: over all ranks (memory: the largest; time: the slowest rank of each step)."""
+    """None: over all ranks (memory: the largest; time: the slowest rank of each step). Tokens/s of
+    a rank are its share of the job's tokens by its own step time."""
     phase: str | None
     """None: over the whole step."""
     category: str | None

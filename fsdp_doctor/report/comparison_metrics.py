@@ -9,6 +9,7 @@ from fsdp_doctor.attribution.observations import VARYING
 from fsdp_doctor.model.comparison import Comparison, Metric
 from fsdp_doctor.model.run import Run
 from fsdp_doctor.report import facts, plots
+from fsdp_doctor.report.comparison_ranks import rank_sections
 from fsdp_doctor.report.document import (
     Block,
     Cell,
@@ -32,7 +33,8 @@ from fsdp_doctor.report.words import (
 from fsdp_doctor.units import format_relative
 
 _GROUPS = ("by phase", "by category")
-_LONG_GROUPS = ("by category in each phase", "by rank")
+_LONG_GROUPS = ("by category in each phase",)
+_BY_RANK = "by rank"
 _HUGE = 1000
 """A factor beyond which only its being huge counts: A held next to nothing."""
 _HEADLINES = ("peak_allocated_bytes", "peak_reserved_bytes", "step_time_s", "tokens_per_s")
@@ -60,10 +62,12 @@ def metric_sections(
     comparison: Comparison, runs_a: Sequence[Run], runs_b: Sequence[Run], notes: Footnotes
 ) -> list[Section]:
     """Return the metrics over all ranks, then those of phases, categories and single ranks."""
-    groups: dict[str, list[Metric]] = {title: [] for title in ("", *_GROUPS, *_LONG_GROUPS)}
+    groups: dict[str, list[Metric]] = {
+        title: [] for title in ("", *_GROUPS, *_LONG_GROUPS, _BY_RANK)
+    }
     for metric in comparison.metrics:
         groups[_group(metric)].append(metric)
-    main = groups.pop("")
+    main, of_ranks = groups.pop(""), groups.pop(_BY_RANK)
     blocks: tuple[Block, ...] = (Prose(text="No metric is known on both sides.", tone="muted"),)
     if main:
         blocks = (_table(main, notes), *_spread_lines(main), *_legend())
@@ -91,12 +95,12 @@ def metric_sections(
                 only="wide" if long else None,
             )
         )
-    return sections
+    return [*sections, *rank_sections(of_ranks, lambda rows: _table(rows, notes))]
 
 
 def _group(metric: Metric) -> str:
     if metric.rank is not None:
-        return "by rank"
+        return _BY_RANK
     if metric.category is not None:
         return "by category" if metric.phase is None else "by category in each phase"
     return "by phase" if metric.phase is not None else ""
