@@ -4,12 +4,12 @@
 
 Writes two synthetic runs with the store's own writer (four phases, memory and times of every step,
 times one step late, an anatomy; B holds more activations and is 2 % slower, one rank of it lags),
-then runs ``compare A B --json`` in a process of its own and prints its wall time and peak memory
-(the largest process, and all of them); once as the writer left the runs, and once without the
-columns that it keeps beside the lines of a rank, as of runs that were killed. The floor, measured
-in the same run: decoding every line into plain objects with ``msgspec`` and with ``json`` (the
-latter on a sixteenth of the files, scaled), and reading the bytes alone, in CPU seconds, which a
-busy machine changes least. Goal for 512 x 1,000: under 10 s and 2 GB on two cores.
+then runs ``compare A B`` in a process of its own and prints its wall time and peak memory (the
+largest process, and all of them); as the writer left the runs, and without the columns that it
+keeps beside the lines of a rank, as of runs that were killed. The floor, measured in the same run:
+decoding every line into plain objects with ``msgspec`` and with ``json`` (the latter on a sixteenth
+of the files, scaled), and reading the bytes alone, in CPU seconds, which a busy machine changes
+least. Goal for 512 x 1,000: under 10 s and 2 GB on two cores.
 """
 
 from __future__ import annotations
@@ -229,9 +229,14 @@ def main() -> int:
         with _aside(sides):
             parsed = Watched(program)
         done = Watched(program)
+        told = Watched(program[:-1])
         payload = json.loads(done.output)
         found = {m["name"]: m for m in reversed(payload["metrics"]) if m["rank"] is None}
-        for what, one in (("compare", done), ("compare, every line parsed", parsed)):
+        for what, one in (
+            ("compare --json", done),
+            ("compare, to the terminal", told),
+            ("compare --json, every line parsed", parsed),
+        ):
             print(
                 f"{what}: {one.seconds:.1f} s on {cores} cores ({one.cpu_s:.1f} s of CPU), "
                 f"{one.together / 1e6:,.0f} MB in all processes, {one.largest / 1e6:,.0f} MB in one"

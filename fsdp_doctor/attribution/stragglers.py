@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fsdp_doctor.attribution.statistics import ALPHA, benjamini_hochberg
-from fsdp_doctor.attribution.times import timed_steps
+from fsdp_doctor.attribution.times import common_steps, timed_steps
 from fsdp_doctor.model.run import Run
 from fsdp_doctor.runs.columns import StepColumns, columns_of
 
@@ -119,7 +118,7 @@ def _own_by_phases(run: Run) -> tuple[list[int], FloatArray] | None:
     local = [_local_seconds(columns_of(series), phases) for series in run.ranks]
     if len(local) < 2:
         return None
-    known = reduce(np.intersect1d, (numbers for numbers, _, _ in local))
+    known = common_steps([numbers for numbers, _, _ in local])
     if not known.size:
         return None
     at = [np.searchsorted(numbers, known) for numbers, _, _ in local]

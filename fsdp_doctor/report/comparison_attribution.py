@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fsdp_doctor.attribution.moved_peak import MovedPeak
 from fsdp_doctor.attribution.out_of_memory import METRIC as OOM
 from fsdp_doctor.model.comparison import Attribution, Comparison, Metric
+from fsdp_doctor.report.comparison_ranks import MOST_RANKS
 from fsdp_doctor.report.comparison_what_if import Group, evidence_sections, group_title, share_table
 from fsdp_doctor.report.document import Block, Cell, Column, Footnotes, Prose, Section, Table
 from fsdp_doctor.report.words import UNKNOWN, format_value, level_text, words
@@ -24,13 +25,15 @@ def attribution_sections(
     groups: dict[Group, list[Attribution]] = {}
     for part in comparison.attribution:
         groups.setdefault((part.metric, part.rank, part.phase), []).append(part)
+    whole = {(m.name, m.rank, m.phase): m for m in comparison.metrics if m.category is None}
+    listed = _most_changed(groups, whole)
     tables = {
         key: _attribution_table(
-            group_title(key), parts, _metric_of(comparison, key), notes, _caveat(key, moved)
+            group_title(key), groups[key], whole.get(key), notes, _caveat(key, moved)
         )
-        for key, parts in groups.items()
+        for key in listed
     }
-    leading = [key for key in tables if _leads(key, comparison, moved)]
+    leading = [key for key in tables if _leads(key, comparison, moved, whole)]
     told: dict[Group, Table] = {}
     if comparison.what_if is not None:
         told = {
@@ -39,22 +42,43 @@ def attribution_sections(
     main: list[Block] = [
         told.get(key, tables[key]) for key in sorted(leading, key=lambda key: key[0] != OOM)
     ]
-    rest = [table for key, table in tables.items() if key not in leading or key in told]
+    rest: list[Block] = [
+        table for key, table in tables.items() if key not in leading or key in told
+    ]
     if not main:
         main = [Prose(text="No difference over the whole run to attribute.", tone="muted")]
     sections = [Section(title="Which field did it", blocks=tuple(main))]
     sections += evidence_sections(comparison)
     if rest:
         title = "Which field did it, by phase and rank"
+        if left := len(groups) - len(listed):
+            rest.append(Prose(text=f"{left:,} tables of other ranks are left out.", tone="muted"))
         sections.append(Section(title=title, blocks=tuple(rest), collapsed=True, only="wide"))
     return sections
 
 
-def _leads(key: Group, comparison: Comparison, moved: MovedPeak | None) -> bool:
+def _most_changed(
+    groups: Mapping[Group, Sequence[Attribution]], whole: Mapping[Group, Metric]
+) -> list[Group]:
+    """Return the groups in their order, of many ranks those that changed most."""
+    of_ranks: dict[tuple[str, str | None], list[Group]] = {}
+    for name, rank, phase in groups:
+        if rank is not None:
+            of_ranks.setdefault((name, phase), []).append((name, rank, phase))
+    left: set[Group] = set()
+    for keys in of_ranks.values():
+        change = {key: abs(whole[key].delta or 0) if key in whole else 0 for key in keys}
+        left |= set(sorted(keys, key=lambda key: -change[key])[MOST_RANKS:])
+    return [key for key in groups if key not in left]
+
+
+def _leads(
+    key: Group, comparison: Comparison, moved: MovedPeak | None, metrics: Mapping[Group, Metric]
+) -> bool:
     name, rank, phase = key
     if name == OOM or (rank, phase) == (None, None):
         return True
-    whole = _metric_of(comparison, (name, rank, None))
+    whole = metrics.get((name, rank, None))
     if moved is None or whole is None or rank is not None:
         return False
     telling = moved.telling(whole, comparison.metrics)
@@ -66,13 +90,6 @@ def _caveat(key: Group, moved: MovedPeak | None) -> str:
     if moved is None or phase is not None or not name.startswith("peak"):
         return ""
     return f"T{moved.text[1:]}: these bytes are of two phases."
-
-
-def _metric_of(comparison: Comparison, key: Group) -> Metric | None:
-    for metric in comparison.metrics:
-        if (metric.name, metric.rank, metric.phase) == key and metric.category is None:
-            return metric
-    return None
 
 
 def _attribution_table(

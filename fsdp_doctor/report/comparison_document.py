@@ -250,6 +250,6 @@ def _plots_section(
     firsts = [(name, run) for name, runs in sides for run in runs[:1]]
     if any(len(run.ranks) > 1 for _, run in firsts):
         blocks.append(PlotFigure(title="Peak of each rank", draw=partial(plots.rank_peaks, firsts)))
-    if any(facts.step_times(run) for _, runs in sides for run in runs):
+    if any(facts.has_step_times(run) for _, runs in sides for run in runs):
         blocks.append(PlotFigure(title="Time of each step", draw=partial(plots.step_times, sides)))
     return [Section(title="Plots", blocks=tuple(blocks))] if blocks else []

@@ -8,8 +8,14 @@ from statistics import median
 
 from fsdp_doctor.model.memory import Anatomy, Phase
 from fsdp_doctor.model.run import PhaseRecord, RankSeries, Run, StepRecord
+from fsdp_doctor.runs.summary import (
+    columns_read,
+    peak,
+    resident_bytes,
+    steady_peak_bytes,
+    steady_steps,
+)
 from fsdp_doctor.runs.summary import outside_pytorch_bytes as outside_of_step
-from fsdp_doctor.runs.summary import peak, resident_bytes, steady_peak_bytes, steady_steps
 
 PHASE_ORDER = {phase.value: index for index, phase in enumerate(Phase)}
 
@@ -190,17 +196,36 @@ def step_times(run: Run, kinds: tuple[str, ...] = ("timed",)) -> dict[int, dict[
     """Return step -> rank -> seconds for the steps of these kinds."""
     times: dict[int, dict[int, float]] = {}
     for series in run.ranks:
-        for step in series.steps:
-            if step.kind in kinds and step.step_time_s is not None:
-                times.setdefault(step.step, {})[series.rank] = step.step_time_s
+        for number, seconds in _times_of(series, kinds).items():
+            times.setdefault(number, {})[series.rank] = seconds
     return times
+
+
+def has_step_times(run: Run) -> bool:
+    """Return whether a timed step of some rank knows its time."""
+    return any(_times_of(series, ("timed",)) for series in run.ranks)
+
+
+def _times_of(series: RankSeries, kinds: tuple[str, ...]) -> dict[int, float]:
+    columns = columns_read(series)
+    if columns is not None:
+        return columns.times(kinds)
+    return {
+        step.step: step.step_time_s
+        for step in series.steps
+        if step.kind in kinds and step.step_time_s is not None
+    }
 
 
 def phase_times(run: Run) -> dict[Phase, dict[int, dict[int, float]]]:
     """Return phase -> timed step -> rank -> seconds, micro steps added up."""
     times: dict[Phase, dict[int, dict[int, float]]] = {}
     for series in run.ranks:
-        for step in series.steps:
+        columns = columns_read(series)
+        for name, known in columns.phase_times().items() if columns is not None else ():
+            for number, seconds in known.items():
+                times.setdefault(Phase(name), {}).setdefault(number, {})[series.rank] = seconds
+        for step in series.steps if columns is None else ():
             for record in step.phases if step.kind == "timed" else ():
                 if record.time_s is not None:
                     ranks = times.setdefault(record.phase, {}).setdefault(step.step, {})

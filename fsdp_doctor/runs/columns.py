@@ -90,6 +90,38 @@ class StepColumns(Sequence[StepRecord]):
         found: Flags = np.any(known, axis=0)
         return found
 
+    def times(self, kinds: Sequence[str] = ("timed",)) -> dict[int, float]:
+        """Return step -> seconds of the steps of these kinds that know their time."""
+        known = np.isin(self.kinds, [KINDS.index(kind) for kind in kinds])
+        known &= ~np.isnan(self.step_time_s)
+        numbers, seconds = self.numbers[known].tolist(), self.step_time_s[known].tolist()
+        return dict(zip(numbers, seconds, strict=True))
+
+    def phase_times(self) -> dict[str, dict[int, float]]:
+        """Return phase -> timed step -> seconds, where they are known."""
+        found = {}
+        for name, row in zip(self.phases, self.time_s, strict=True):
+            known = self.of_kind("timed") & ~np.isnan(row)
+            pairs = zip(self.numbers[known].tolist(), row[known].tolist(), strict=True)
+            found[name] = dict(pairs)
+        return found
+
+    def steady_peak(self, counter: str, phase: str | None = None) -> int | None:
+        """Return the peak of ``allocated_bytes`` or ``reserved_bytes`` over the steady steps, in
+        one phase or (None) in all.
+        """
+        peaks = {"allocated_bytes": self.peak_allocated, "reserved_bytes": self.peak_reserved}
+        rows = [i for i, name in enumerate(self.phases) if phase is None or name == phase]
+        found = int(peaks[counter][rows][:, self.steady()].max(initial=UNKNOWN))
+        return None if found == UNKNOWN else found
+
+    def resident(self, counter: str) -> int | None:
+        """Return a counter at the end of the last steady step that has phases."""
+        ends = {"allocated_bytes": self.end_allocated, "reserved_bytes": self.end_reserved}
+        steady = np.flatnonzero(self.steady() & self.present.any(axis=0))
+        found = int(ends[counter][steady[-1]]) if steady.size else UNKNOWN
+        return None if found == UNKNOWN else found
+
     def steady(self) -> Flags:
         """Return which steps stand for steady state (see ``summary.steady_steps``)."""
         memory = self.with_memory()

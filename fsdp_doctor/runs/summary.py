@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fsdp_doctor.model.memory import MemoryCounters, Phase
 from fsdp_doctor.model.run import RankSeries, StepRecord
+
+if TYPE_CHECKING:
+    from fsdp_doctor.runs.columns import StepColumns
+
+
+def columns_read(series: RankSeries) -> StepColumns | None:
+    """Return a rank's steps as columns where they were read so, which costs no records."""
+    if isinstance(series.steps, tuple):
+        return None
+    from fsdp_doctor.runs.columns import StepColumns
+
+    return series.steps if isinstance(series.steps, StepColumns) else None
 
 
 def peak(counters: list[MemoryCounters], name: str) -> int | None:
@@ -31,6 +45,9 @@ def steady_peak_bytes(
     series: RankSeries, phase: Phase | None = None, counter: str = "allocated_bytes"
 ) -> int | None:
     """Return the peak of a counter over the steady steps, in one phase or (None) in all."""
+    columns = columns_read(series)
+    if columns is not None and counter in ("allocated_bytes", "reserved_bytes"):
+        return columns.steady_peak(counter, None if phase is None else str(phase))
     return peak(
         [
             p.peak
@@ -44,6 +61,9 @@ def steady_peak_bytes(
 
 def resident_bytes(series: RankSeries, counter: str = "allocated_bytes") -> int | None:
     """Return a counter at the end of the last steady step (what stays between steps)."""
+    columns = columns_read(series)
+    if columns is not None and counter in ("allocated_bytes", "reserved_bytes"):
+        return columns.resident(counter)
     for step in reversed(steady_steps(series)):
         if step.phases:
             value: int | None = getattr(step.phases[-1].end, counter)

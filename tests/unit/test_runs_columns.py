@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from fsdp_doctor.attribution.compare import compare_runs
 from fsdp_doctor.attribution.payload import comparison_to_payload
 from fsdp_doctor.attribution.stragglers import _peers_median
 from fsdp_doctor.model.memory import Phase
+from fsdp_doctor.model.run import RankSeries
+from fsdp_doctor.report import facts
 from fsdp_doctor.runs import RankWriter, load_run, reader, write_manifest
 from fsdp_doctor.runs.columns import StepColumns, columns_from
 from fsdp_doctor.runs.fast_reader import read_columns
+from fsdp_doctor.runs.summary import resident_bytes, steady_peak_bytes
 
 RECORDED = Path(__file__).parent.parent.parent / "profiles" / "h200"
 FIELDS = [name for name in StepColumns.__slots__ if name not in ("load", "_built", "phases")]
@@ -90,6 +94,42 @@ def test_both_readers_see_the_same(tmp_path_factory, steps):
     assert (fast is None) == repeated
     if fast is not None:
         same_columns(fast.columns, columns_from(records))
+
+
+@given(st.lists(step, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_reports_say_the_same_of_columns_as_of_records(tmp_path_factory, steps):
+    """Peaks, what stays between steps, and times, without building a record."""
+    path = write_rank(tmp_path_factory.mktemp("run"), steps)
+    records = reader.load_steps(path, 0)
+    columns = replace(columns_from(records), load=lambda: pytest.fail("records were built"))
+    sides = [RankSeries(rank=0, steps=one) for one in (records, columns)]
+    for counter in ("allocated_bytes", "reserved_bytes"):
+        for name in (None, Phase.FORWARD, Phase.UNKNOWN):
+            found = [steady_peak_bytes(side, name, counter) for side in sides]
+            assert found[0] == found[1]
+        assert resident_bytes(sides[0], counter) == resident_bytes(sides[1], counter)
+    runs = [replace(make_run("a"), ranks=(side,)) for side in sides]
+    assert facts.step_times(runs[0]) == facts.step_times(runs[1])
+    assert facts.has_step_times(runs[0]) == facts.has_step_times(runs[1])
+
+
+def test_reports_say_the_same_times_of_phases(tmp_path):
+    """Micro steps added up."""
+    parts = [
+        {"phase": name, "microbatch": micro, "end": {}, "peak": {}}
+        for name in ("forward", "backward")
+        for micro in (0, 1)
+    ]
+    one = {"retries": 0, "device": None, "time": 1.0, "begins": True, "ends": True, "known": 4}
+    steps = [{"kind": kind, "phases": parts, **one} for kind in ("warmup", "timed", "timed")]
+    records = reader.load_steps(write_rank(tmp_path, steps), 0)
+    runs = [
+        replace(make_run("a"), ranks=(RankSeries(rank=0, steps=one),))
+        for one in (records, columns_from(records))
+    ]
+    assert facts.phase_times(runs[0]) == facts.phase_times(runs[1])
+    assert facts.phase_times(runs[0])[Phase.BACKWARD] == {1: {0: 0.5}, 2: {0: 0.5}}
 
 
 @pytest.mark.parametrize("file", sorted(RECORDED.glob("world-2/fsdp2-*/rank-00000.jsonl"))[:6])
