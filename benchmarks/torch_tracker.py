@@ -5,8 +5,9 @@
 It runs on the fake tensors of ``fsdp-doctor estimate``, where operators behave as on CUDA and
 collectives move nothing: the most favourable setting. A first step is not tracked, so that what it
 finds is the steady peak. It counts tensors that operators return. What it misses: memory that
-kernels take inside (cuBLAS's workspace above all), rounding to 512 bytes (it rounds on real CUDA
-devices only), and what the allocator holds beyond tensors: it says nothing of reserved memory.
+kernels take inside (cuBLAS's workspaces above all), what the allocator counts beyond a request
+(rounding, which it does on real CUDA devices only, and rests that are not split off), and reserved
+memory altogether.
 
 Private: ``torch.distributed._tools.fsdp2_mem_tracker`` (torch 2.6 - 2.14).
 """
