@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fsdp_doctor.attribution.attribute import attribute
 from fsdp_doctor.attribution.basis import basis_of
+from fsdp_doctor.attribution.comparability import find_mismatches, refused
 from fsdp_doctor.attribution.compatibility import (
     check_common,
     check_usable,
@@ -66,12 +67,17 @@ def compare_with_diff(
         raise InputError(f"the band of no interest must not be negative: {band}")
     check_usable(a, "A")
     check_usable(b, "B")
-    warnings = [*warnings, *compatibility_warnings(a, b)]
+    mismatches = find_mismatches(a, b)
+    warnings = [
+        *warnings,
+        *(mismatch.text for mismatch in mismatches),
+        *compatibility_warnings(a, b),
+    ]
     failures = list(_failure_findings(a, b))
     all_a, all_b = a, b
     a, b = _comparable(a), _comparable(b)
     check_common(a, b)
-    metrics = bounded(compare_metrics(a, b, band=band), a, b)
+    metrics = refused(bounded(compare_metrics(a, b, band=band), a, b), mismatches)
     ended = out_of_memory(a, all_b, diff.changed)
     controlled = is_controlled(a, b, diff)
     settled = controlled and len(diff.changed) == 1
@@ -104,6 +110,7 @@ def compare_with_diff(
         findings=tuple(sorted(findings, key=_urgency)),
         warnings=tuple(warnings),
         what_if=what_if,
+        mismatches=mismatches,
         basis=basis_of(all_a, all_b, a, b),
     )
 

@@ -12,14 +12,6 @@ from fsdp_doctor.model.run import Run
 from fsdp_doctor.runs.columns import KINDS, columns_of
 from fsdp_doctor.units import format_bytes
 
-_MUST_MATCH = (
-    ("device_type", "memory and time are not comparable one to one"),
-    ("device_name", "times are those of different devices; allocated bytes still compare"),
-    ("world_size", "per-rank bytes include the effect of the world size"),
-    ("source", "predicted or partial records stand beside measured ones"),
-    ("tokens_per_step", "the steps do different work: compare tokens_per_s, not step_time_s"),
-)
-
 
 def check_usable(runs: Sequence[Run], side: str) -> None:
     """Raise InputError when a side has no launch, or none that recorded anything."""
@@ -69,9 +61,8 @@ def _has_time(run: Run) -> bool:
 
 
 def compatibility_warnings(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """Return what differs between the sides besides the config, and what that means."""
+    """Return what else differs between the sides than config and what must match."""
     return [
-        *_manifest_warnings(a[0], b[0]),
         *_size_warnings(a[0], b[0]),
         *_rank_warnings(a, b),
         *_kind_warnings(a, b),
@@ -81,27 +72,12 @@ def compatibility_warnings(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     ]
 
 
-def _manifest_warnings(a: Run, b: Run) -> Iterator[str]:
-    for name, meaning in _MUST_MATCH:
-        value_a, value_b = getattr(a.manifest, name), getattr(b.manifest, name)
-        if value_a != value_b:
-            yield f"{name} differs ({_text(value_a)} -> {_text(value_b)}): {meaning}"
-
-
-def _text(value: object) -> str:
-    return "not known" if value is None else str(value)
-
-
 def _size_warnings(a: Run, b: Run) -> Iterator[str]:
     sizes_a, sizes_b = a.manifest.sizes, b.manifest.sizes
     if sizes_a is None or sizes_b is None:
         return
-    if sizes_a.parameters != sizes_b.parameters:
-        yield (
-            f"the models differ ({sizes_a.parameters} -> {sizes_b.parameters} parameters): "
-            "differences include the effect of the model"
-        )
-    elif sizes_a.parameter_bytes != sizes_b.parameter_bytes:
+    same = sizes_a.parameters == sizes_b.parameters
+    if same and sizes_a.parameter_bytes != sizes_b.parameter_bytes:
         yield (
             "the models are built in different dtypes "
             f"({format_bytes(sizes_a.parameter_bytes)} -> {format_bytes(sizes_b.parameter_bytes)})"
@@ -143,7 +119,10 @@ def _kind_warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
 def _environment_warnings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[str]:
     differences = environment_differences(a, b)
     for names, meaning in (
-        (differences.keys() - HOST_THREADS, "such changes are not attributed and may be the cause"),
+        (
+            differences.keys() - HOST_THREADS,
+            "such changes are not attributed and may be the cause; verdicts are of both together",
+        ),
         (differences.keys() & HOST_THREADS, "that can move time, not allocated memory"),
     ):
         if names:

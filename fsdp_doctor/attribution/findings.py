@@ -23,13 +23,20 @@ def time_findings(
     unrepeatable: bool = False,
     band: float = DEFAULT_BAND,
 ) -> Iterator[Finding]:
-    """Yield a finding on step time: direction and candidates only.
+    """Yield a finding on step time: direction and candidates only. Of sides whose steps cannot be
+    compared it is on throughput.
 
     A verdict that is not firm gives none, except of jobs that cannot be run again: there a note
     says that these launches differ by more than ``band``; the configs may not.
     """
-    step = next((m for m in metrics if m.name == "step_time_s" and m.phase is None), None)
-    if step is None or step.rank is not None:
+    whole = {m.name: m for m in metrics if m.rank is None and m.phase is None}
+    step = whole.get("step_time_s")
+    if step is None:
+        return
+    if not step.comparable:
+        throughput = whole.get("tokens_per_s")
+        if throughput is not None and throughput.verdict in ("worse", "better"):
+            yield _throughput_finding(throughput, diff)
         return
     firm = step.verdict in ("worse", "better")
     if not firm and not (unrepeatable and _launches_differ(step, band)):
@@ -66,6 +73,24 @@ def time_findings(
         level=0 if fitting else None,
         evidence=(Evidence(text=f"step_time_s: {_seconds(step)}"), *places, *reasons),
         flags=tuple(change.key for change in fitting),
+    )
+
+
+def _throughput_finding(tokens: Metric, diff: ConfigDiff) -> Finding:
+    fell = (tokens.relative or 0.0) < 0
+    change_in = format_relative(abs(tokens.relative or 0.0)).lstrip("+")
+    timed = [change for change in diff.changed if change.step_time is not None]
+    claim = f"throughput {'fell' if fell else 'rose'} by {change_in}, by steps of different work"
+    if timed:
+        claim += "; may be due to " + ", ".join(change_text(change) for change in timed)
+    return Finding(
+        cause="throughput",
+        claim=claim,
+        confidence=0.3 if timed else 0.5,
+        severity="warning" if fell else "note",
+        level=0 if timed else None,
+        evidence=(Evidence(text=f"tokens_per_s: {tokens.a:,.0f} -> {tokens.b:,.0f}"),),
+        flags=tuple(change.key for change in timed),
     )
 
 

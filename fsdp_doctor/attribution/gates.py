@@ -2,7 +2,8 @@
 
 A gate fails only when the change is beyond its threshold as far as the statistics go: of a time,
 when the whole 95 % interval of at least three launches a side is; of a number that varies, when
-every pair of launches is. Exact numbers are taken at their word.
+every pair of launches is. Exact numbers are taken at their word. A metric that the two sides cannot
+be compared in cannot pass: its gate is an error.
 """
 
 from __future__ import annotations
@@ -97,13 +98,15 @@ def _hold(gate: Gate, metric: Metric, *, fail_on_unclear: bool) -> GateResult:
         category=metric.category,
         outcome=outcome,
         reason=reason,
-        fails=outcome == "failed" or (outcome == "unclear" and fail_on_unclear),
+        fails=outcome in ("failed", "not_comparable") or (outcome == "unclear" and fail_on_unclear),
     )
 
 
 def _judge(gate: Gate, metric: Metric) -> tuple[Outcome, str]:
     if metric.a is None or metric.b is None:
         return "unclear", next(iter(metric.warnings), "not recorded on both sides")
+    if not metric.comparable:
+        return "not_comparable", metric.warnings[-1]
     if gate.relative and metric.a == 0:
         same = metric.b == 0
         return ("passed", "") if same else ("unclear", "no percentage of 0: give an amount")

@@ -30,6 +30,15 @@ def comparison_to_payload(comparison: Comparison) -> dict[str, Any]:
         "attribution": [_attribution(row) for row in comparison.attribution if row.keys],
         "unexplained": [_attribution(row) for row in comparison.attribution if not row.keys],
         "findings": [_finding(finding) for finding in comparison.findings],
+        "mismatches": [
+            {
+                **_plain(one),
+                "refused": list(one.refused),
+                "refused_of_ranks": list(one.refused_of_ranks),
+                "refused_over_ranks": list(one.refused_over_ranks),
+            }
+            for one in comparison.mismatches
+        ],
         "basis": [_plain(one) for one in comparison.basis],
         "gates": [_plain(result) for result in comparison.gates],
         "what_if": None if comparison.what_if is None else what_if_to_payload(comparison.what_if),

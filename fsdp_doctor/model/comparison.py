@@ -9,6 +9,7 @@ from fsdp_doctor.model.basis import Basis
 from fsdp_doctor.model.config import ConfigDiff
 from fsdp_doctor.model.finding import Finding
 from fsdp_doctor.model.gate import GateResult
+from fsdp_doctor.model.mismatch import Mismatch
 from fsdp_doctor.model.what_if import WhatIf
 
 Verdict = Literal["worse", "better", "same", "unclear"]
@@ -51,6 +52,9 @@ class Metric:
     delta_range: tuple[int, int] | None = None
     """Smallest and largest b - a over all launches (and steps, where those vary) of a number that
     varies between identical runs; None: exact."""
+    comparable: bool = True
+    """Whether the sides have in common what this metric needs; a verdict is refused where not, and
+    the last of ``warnings`` says why."""
     capped: bool = False
     """Whether no verdict can be firm whatever the numbers are: something besides the config may
     have moved them, or a side knows only a lower bound. ``warnings`` say which."""
@@ -98,6 +102,8 @@ class Comparison:
     attribution: tuple[Attribution, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...] = ()
+    mismatches: tuple[Mismatch, ...] = ()
+    """What differs besides config and software, and what the comparison still means."""
     basis: tuple[Basis, ...] = ()
     """The launches behind the metrics."""
     gates: tuple[GateResult, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Outcome = Literal["failed", "passed", "unclear"]
+Outcome = Literal["failed", "passed", "unclear", "not_comparable"]
 
 ANY = "*"
 """Selects every value: a row for each phase, category or rank."""
@@ -42,8 +42,9 @@ class GateResult:
     category: str | None = None
     outcome: Outcome
     """failed: the change is beyond the threshold, as far as the statistics go; unclear: they
-    allow no word."""
+    allow no word; not_comparable: the sides differ in what the metric needs to be the same."""
     reason: str
     """One sentence with the numbers."""
     fails: bool
-    """Whether it makes the exit status 1: a failed one does, an unclear one where asked for."""
+    """Whether it makes the exit status 1: a failed one does, and one that cannot be held; an
+    unclear one where asked for."""

@@ -49,7 +49,8 @@ def comparison_document(
 ) -> Document:
     """Return the report of a comparison and of the runs it compares."""
     notes = Footnotes()
-    notes.add_all(comparison.warnings)
+    told = {mismatch.text for mismatch in comparison.mismatches}
+    notes.add_all(tuple(warning for warning in comparison.warnings if warning not in told))
     sections = [
         *gates_section(comparison.gates),
         _findings_section(comparison.findings),
@@ -158,12 +159,15 @@ def _sides_section(comparison: Comparison, runs_a: Sequence[Run], runs_b: Sequen
         ),
         rows=tuple(rows),
     )
-    caveats: tuple[Block, ...] = ()
+    caveats: tuple[Block, ...] = tuple(
+        Prose(text=f"{words(one.what)} differs ({one.a} -> {one.b}): {one.meaning}.", tone="warn")
+        for one in comparison.mismatches
+    )
     if any(run.manifest.source == "one_rank" for run in (*runs_a, *runs_b)):
         text = (
             "Recorded with one rank alone: memory is real, step time lacks communication, no loss."
         )
-        caveats = (Prose(text=text, tone="warn"),)
+        caveats = (*caveats, Prose(text=text, tone="warn"))
     return Section(title="What is compared", blocks=(table, *caveats))
 
 

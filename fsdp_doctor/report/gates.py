@@ -10,7 +10,12 @@ from fsdp_doctor.report.document import Block, Cell, Column, Document, Prose, Se
 from fsdp_doctor.report.markdown import MarkdownRenderer
 from fsdp_doctor.report.words import config_value, metric_name, plural, words
 
-_TONES: dict[str, Tone] = {"failed": "bad", "passed": "good", "unclear": "warn"}
+_TONES: dict[str, Tone] = {
+    "failed": "bad",
+    "not_comparable": "bad",
+    "unclear": "warn",
+    "passed": "good",
+}
 _SHOWN = 10
 
 
@@ -30,7 +35,7 @@ def gates_section(results: Sequence[GateResult]) -> list[Section]:
     """Return the section on gates, those that fail first; none where there are none."""
     if not results:
         return []
-    ordered = sorted(results, key=lambda r: ("failed", "unclear", "passed").index(r.outcome))
+    ordered = sorted(results, key=lambda r: list(_TONES).index(r.outcome))
     table = Table(
         columns=(Column("gate", "code"), Column("on"), Column("outcome"), Column("numbers")),
         rows=tuple(
@@ -47,14 +52,15 @@ def gates_section(results: Sequence[GateResult]) -> list[Section]:
 
 
 def verdict_line(results: Sequence[GateResult]) -> str:
-    """Return how many gates failed, are unclear and passed."""
+    """Return how many gates failed, cannot be held, are unclear and passed."""
     counts = {outcome: sum(r.outcome == outcome for r in results) for outcome in _TONES}
-    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    told = ", ".join(f"{count} {words(outcome)}" for outcome, count in counts.items() if count)
     return f"{plural(len(results), 'gate')}: {told}."
 
 
 def _outcome(result: GateResult) -> str:
-    return "unclear (fails)" if result.fails and result.outcome == "unclear" else result.outcome
+    unclear = result.fails and result.outcome == "unclear"
+    return "unclear (fails)" if unclear else words(result.outcome)
 
 
 def gate_summary(comparison: Comparison) -> str:

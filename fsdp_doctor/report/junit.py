@@ -14,16 +14,17 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render_junit(comparison: Comparison) -> str:
-    """Return a ``testsuites`` document. Failed gates are failures; unclear ones are skipped, or
-    failures where they were asked to fail.
+    """Return a ``testsuites`` document. Failed gates are failures, those that cannot be held are
+    errors; unclear ones are skipped, or failures where they were asked to fail.
     """
     results = comparison.gates
-    failures = sum(result.fails for result in results)
+    errors = sum(result.outcome == "not_comparable" for result in results)
+    failures = sum(result.fails for result in results) - errors
     skipped = sum(result.outcome == "unclear" and not result.fails for result in results)
     counts = {
         "tests": str(len(results)),
         "failures": str(failures),
-        "errors": "0",
+        "errors": str(errors),
         "skipped": str(skipped),
     }
     root = ET.Element("testsuites", counts)
@@ -35,7 +36,8 @@ def render_junit(comparison: Comparison) -> str:
         reason = _text(result.reason)
         if result.fails:
             attributes = {"type": result.outcome, "message": reason}
-            ET.SubElement(case, "failure", attributes).text = reason
+            tag = "error" if result.outcome == "not_comparable" else "failure"
+            ET.SubElement(case, tag, attributes).text = reason
         elif result.outcome == "unclear":
             ET.SubElement(case, "skipped", {"message": reason})
         else:

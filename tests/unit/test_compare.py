@@ -318,14 +318,17 @@ def test_identical_launches_get_no_time_verdict_by_chance():
 
 
 def test_more_tokens_per_step_are_compared_by_throughput():
-    """Twice the tokens in 1.5 times the time: the step is slower, the job faster."""
+    """Twice the tokens in 1.5 times the time: no word on the step, the job is faster."""
     rng = np.random.default_rng(4)
     a = timed_launches(rng, 3, tokens_per_step=1000)
     b = timed_launches(rng, 3, seconds=0.15, tokens_per_step=2000)
     result = compare_with_diff(a, b, make_diff())
-    assert find(result, "step_time_s").verdict == "worse"
+    step = find(result, "step_time_s")
+    assert (step.verdict, step.comparable) == ("unclear", False)
     assert find(result, "tokens_per_s").verdict == "better"
     assert any("tokens_per_step differs" in w for w in result.warnings)
+    (finding,) = (f for f in result.findings if f.cause == "throughput")
+    assert finding.claim == "throughput rose by 33.5 %, by steps of different work"
 
 
 def test_the_step_is_as_long_as_its_slowest_rank():
@@ -423,7 +426,7 @@ def test_what_differs_besides_the_config_is_said():
     text = "\n".join(compare_with_diff([a], [b], make_diff()).warnings)
     assert "world_size differs (2 -> 4)" in text
     assert "device_name differs" in text
-    assert "the models differ (10 -> 20 parameters)" in text
+    assert "model differs (10 parameters -> 20 parameters)" in text
     assert "torch: 2.10.0 -> 2.11.0" in text
     assert "variables.PYTORCH_ALLOC_CONF: not known -> x:1" in text
 
