@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fsdp_doctor.attribution.statistics import CLAIM_FLOOR, TimeTest, benjamini_hochberg, welch
+from fsdp_doctor.attribution.sway import job_sway
 from fsdp_doctor.attribution.time_rows import (
     adjusted,
     judged,
@@ -59,7 +60,7 @@ def rank_metrics(
         for runs, of_side in zip((a, b), times, strict=True)
     )
     steps = tuple(sum(launch.step.size for launch in side) for side in times)
-    drift = max((launch.drift for side in times for launch in side), default=0.0)
+    moved = job_sway(*times)
     work = [tokens_per_step(runs) / runs[0].manifest.world_size for runs in (a, b)]
     parts: list[Metric] = []
     throughputs: list[Metric] = []
@@ -71,7 +72,7 @@ def rank_metrics(
             row = time_row(
                 name, *seconds, rank=rank, phase=phase, n_steps=(counts[0], counts[1]), notes=notes
             )
-            test = _test(*seconds, drift=drift)
+            test = _test(*seconds, moved=moved)
             if (name, phase) == _STEP and (rate := throughput_row(row, *work)) is not None:
                 if test is not None and rate.a and rate.b:
                     rate = judged(rate, test.throughput(work[1] / work[0]), band=band)
@@ -124,7 +125,7 @@ def _by_rank(side: Sequence[Mapping[Key, Mapping[int, float]]], key: Key) -> dic
     return found
 
 
-def _test(a: Sequence[float], b: Sequence[float], *, drift: float) -> TimeTest | None:
+def _test(a: Sequence[float], b: Sequence[float], *, moved: float) -> TimeTest | None:
     if min(len(a), len(b)) < 2 or min(*a, *b) <= 0.0:
         return None
-    return welch([*map(log, a)], [*map(log, b)], floor=CLAIM_FLOOR).widened(drift)
+    return welch([*map(log, a)], [*map(log, b)], floor=CLAIM_FLOOR).widened(moved)

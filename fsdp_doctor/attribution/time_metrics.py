@@ -26,6 +26,7 @@ from fsdp_doctor.attribution.time_rows import (
     tokens_per_step,
     without_trifles,
 )
+from fsdp_doctor.attribution.sway import job_sway, sway
 from fsdp_doctor.attribution.times import EXPOSED, LaunchTimes, launch_times, timed_steps
 from fsdp_doctor.model.comparison import Metric
 from fsdp_doctor.model.run import Run
@@ -90,14 +91,14 @@ def _drifted(
     *,
     band: float,
 ) -> tuple[TimeTest, Metric]:
-    """Widen the interval by the largest drift within a launch, and say how many are needed."""
-    drift = max(t.drift for t in (*times_a, *times_b))
-    if drift:
-        test = test.widened(drift)
+    """Widen the interval by what drifting steps do to it, and say how many launches are needed."""
+    moved = job_sway(times_a, times_b)
+    if moved:
+        test = test.widened(moved)
         step = judged(step, test, band=band)
     if step.verdict != "unclear":
         return test, step
-    advice = _decision_advice(test, band, drifts=drift > 0)
+    advice = _decision_advice(test, band, drifts=moved > 0)
     return test, replace(step, warnings=(*step.warnings, advice))
 
 
@@ -175,7 +176,7 @@ def _parts(
     """Compare phases and, within them, where the time went; and what is waited for in all."""
     keys: set[tuple[str, str]] = {(phase, "") for t in (*a, *b) for phase in t.phases}
     keys |= {key for t in (*a, *b) for key in t.breakdown}
-    drift = max((t.drift for t in (*a, *b)), default=0.0)
+    drifts = any(t.drift for t in (*a, *b))
     found = [
         compare_steps(
             "phase_time_s",
@@ -194,8 +195,9 @@ def _parts(
         if compared is None:
             continue
         test, metric = compared
-        if test is not None and drift:
-            metric = judged(metric, test.widened(drift), band=band)
+        if test is not None and drifts and metric.phase is not None:
+            moved = sway(*(_part(side, metric.phase, metric.category or "") for side in (a, b)))
+            metric = judged(metric, test.widened(moved), band=band)
         metrics.append(without_trifles(metric, step))
     return metrics
 

@@ -46,20 +46,30 @@ def test_steps_that_one_rank_did_not_end_are_left_out():
     assert found.few
 
 
-def test_drift_widens_the_interval():
-    """Launches that drift by 20 % cannot show 10 %, but still show a doubling."""
-    rng = np.random.default_rng(0)
+def drifting(scale, rise, seed=0, count=3):
+    """Return launches whose steps get slower by ``rise`` from first to last, with a little noise."""
+    rng = np.random.default_rng(seed)
+    ramp = scale * np.linspace(1.0, 1.0 + rise, 30)
+    return [make_run(times=list(ramp * np.exp(rng.normal(0, 0.002, 30)))) for _ in range(count)]
 
-    def drifting(scale):
-        ramp = np.linspace(1.0, 1.2, 30)
-        return [
-            make_run(times=list(scale * ramp * np.exp(rng.normal(0, 0.002, 30)))) for _ in range(3)
-        ]
 
-    small = step_metric(drifting(0.1), drifting(0.11))
-    assert small.verdict == "unclear"
-    assert any(w.startswith("not-steady") for w in small.warnings)
-    assert step_metric(drifting(0.1), drifting(0.2)).verdict == "worse"
+def test_drift_of_both_sides_hides_no_change():
+    """Where all launches drift alike, every part of them shows the change."""
+    found = step_metric(drifting(0.1, 0.2), drifting(0.11, 0.2, seed=1))
+    assert found.verdict == "worse"
+    assert any(w.startswith("not-steady") for w in found.warnings)
+    assert step_metric(drifting(0.1, 0.2), drifting(0.1, 0.2, seed=1)).verdict == "same"
+
+
+def test_drift_of_one_side_widens_the_interval():
+    """A side that gets slower by 20 % from an equal start is 9 % slower in all, but the interval
+    reaches from what the launches' first two thirds show to what the last two do.
+    """
+    low, high = step_metric(drifting(0.1, 0.0), drifting(0.1, 0.2, seed=1)).interval
+    assert low < 0.065
+    assert high > 0.13
+    crossing = step_metric(drifting(0.11, 0.0), drifting(0.1, 0.2, seed=1))
+    assert crossing.verdict == "unclear"
 
 
 def advice(a, b):
@@ -75,7 +85,7 @@ def ramps(scale, rise, count=3):
 
 def test_drift_asks_for_longer_runs_not_for_launches():
     """Where drift alone hides a difference, no number of launches is promised to show it."""
-    (text,) = advice(ramps(0.1, 0.2), ramps(0.11, 0.2))
+    (text,) = advice(ramps(0.108, 0.0), ramps(0.1, 0.22))
     assert text == (
         "the drift within launches hides this difference: more warm-up steps or longer runs would "
         "decide it, more launches would not"
