@@ -18,6 +18,7 @@ from fsdp_doctor.attribution.statistics import (
     holm,
     required_launches,
 )
+from fsdp_doctor.attribution.sway import job_sway, sway
 from fsdp_doctor.attribution.time_rows import (
     adjusted,
     compare_steps,
@@ -26,7 +27,6 @@ from fsdp_doctor.attribution.time_rows import (
     tokens_per_step,
     without_trifles,
 )
-from fsdp_doctor.attribution.sway import job_sway, sway
 from fsdp_doctor.attribution.times import EXPOSED, LaunchTimes, launch_times, timed_steps
 from fsdp_doctor.model.comparison import Metric
 from fsdp_doctor.model.run import Run

@@ -47,7 +47,7 @@ def test_steps_that_one_rank_did_not_end_are_left_out():
 
 
 def drifting(scale, rise, seed=0, count=3):
-    """Return launches whose steps get slower by ``rise`` from first to last, with a little noise."""
+    """Return launches whose steps get slower by ``rise`` from first to last, and noise."""
     rng = np.random.default_rng(seed)
     ramp = scale * np.linspace(1.0, 1.0 + rise, 30)
     return [make_run(times=list(ramp * np.exp(rng.normal(0, 0.002, 30)))) for _ in range(count)]
