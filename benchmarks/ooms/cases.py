@@ -22,6 +22,8 @@ class OomCase:
     """Function of ``faults.FAULTS`` that is run."""
     phase: str = "forward"
     """Phase in which it has to fail."""
+    step: int | None = None
+    """Step in which it has to fail; None: the one that leaves the most room for a limit."""
     aim: float = 0.5
     """Where the limit lies between all that was needed before that phase (0) and its peak (1)."""
     micro_batch: int = 1
@@ -107,8 +109,9 @@ CASES: tuple[OomCase, ...] = (
             fault="longer_batch", extra=LONG),
     OomCase(name="fsdp2-forward-expandable", cause="activations", config=FSDP2, micro_batch=2,
             layers=6, fault="longer_batch", extra=LONG, allocator=EXPANDABLE, torchrun=True),
-    OomCase(name="fsdp2-backward", cause="activations", micro_batch=16, layers=4,
-            config={**FSDP2, "activation_checkpointing": {"mode": "full"}}, phase="backward"),
+    OomCase(name="fsdp2-backward-expandable", cause="activations", micro_batch=16, layers=4,
+            config={**FSDP2, "activation_checkpointing": {"mode": "full"}}, phase="backward",
+            allocator=EXPANDABLE),
     OomCase(name="megatron-fsdp-forward", cause="activations", micro_batch=1, layers=6,
             config=megatron_fsdp("optim_grads_params"), fault="longer_batch",
             extra={"micro_batch": 4}),
@@ -126,10 +129,10 @@ CASES: tuple[OomCase, ...] = (
     OomCase(name="megatron-fsdp-state", cause="state-does-not-fit", sequence=256, layers=12,
             config=megatron_fsdp("no_shard"), phase="optimizer"),
     OomCase(name="ddp-foreach", cause="optimizer-temporaries", fault="later_foreach",
-            config={**DDP, **FOREACH}, sequence=256, layers=8, phase="optimizer"),
+            config={**DDP, **FOREACH}, sequence=256, layers=8, phase="optimizer", step=2),
     OomCase(name="fsdp2-foreach-expandable", cause="optimizer-temporaries", fault="later_foreach",
             config={**FSDP2, **FOREACH}, sequence=256, layers=16, world_size=2, phase="optimizer",
-            allocator=EXPANDABLE),
+            step=2, allocator=EXPANDABLE),
     OomCase(name="ddp-checkpoint", cause="checkpoint-copies", fault="checkpoint", config=DDP,
             sequence=512, layers=6, phase="fault"),
     OomCase(name="fsdp2-checkpoint", cause="checkpoint-copies", fault="checkpoint", config=FSDP2,
@@ -152,6 +155,8 @@ CASES: tuple[OomCase, ...] = (
     OomCase(name="cublas-handle", cause="library-allocation", fault="cublas", config=DDP,
             phase=ANY, whole_device=True),
     OomCase(name="driver-module", cause="library-allocation", fault="driver", config=FSDP2,
+            phase=ANY, whole_device=True),
+    OomCase(name="cufft-plan", cause="library-allocation", fault="cufft", config=DDP,
             phase=ANY, whole_device=True),
     OomCase(name="nccl-communicator", cause="library-allocation", fault="nccl", config=DDP,
             phase=ANY, whole_device=True, world_size=1),

@@ -194,23 +194,46 @@ def cublas(job: Any, sink: Peaks, case: OomCase) -> None:
         table = torch.randn(case.vocab, case.hidden, device=job.device)
         table[0].fill_(1.0)
         rows = functional.rms_norm(functional.embedding(tokens, table), (case.hidden,), table[0])
-        del table, tokens, rows.to(torch.bfloat16).data
+        half = rows.to(torch.bfloat16)
+        del table, tokens, rows, half
         fill_device()
     train(job, sink, 1)
 
 
 def driver(job: Any, sink: Peaks, case: OomCase) -> None:  # noqa: ARG001
-    """Kernels and handles that training has not used yet are loaded when the device is full."""
+    """Kernels that training has not used yet are loaded when the device is full."""
     train(job, sink, 2)
     values = torch.rand(256, 256, device=job.device)
     if sink.cuda:
         fill_pool(1 << 30)
         fill_device()
     with sink.phase("fault"):
-        spectrum = torch.fft.fft2(values).abs()
-        ranked = torch.sort(spectrum.flatten()).values.cumsum(0)
-        singular = torch.linalg.svdvals(values)
-        print(f"rank {float(singular.sum()):.2f} {float(ranked[-1]):.2f}", flush=True)
+        found = [statistics(values.to(kind)) for kind in (torch.float32, torch.float64, torch.half)]
+        print(f"statistics {found}", flush=True)
+
+
+def statistics(values: torch.Tensor) -> float:
+    """Figures of a batch that nothing in a training step needs: some thirty kernels."""
+    flat = values.flatten()
+    ranked = torch.sort(flat).values.cumsum(0)
+    top = torch.topk(values, 8).values.erfinv().nan_to_num().sum()
+    spread = torch.logcumsumexp(values, 0).tril().roll(1, 0).flip(0).sum()
+    middle = values.kthvalue(9, dim=1).values.sum() + values.median(dim=1).values.sum()
+    kinds = torch.unique((flat * 64).to(torch.int32), return_counts=True)[1].to(torch.int64)
+    gamma = values.lgamma().sum() + values.digamma().sum() + torch.special.i0e(values).sum()
+    total = ranked[-1] + top + spread + middle + gamma + kinds.bincount().prod()
+    return float(total)
+
+
+def cufft(job: Any, sink: Peaks, case: OomCase) -> None:  # noqa: ARG001
+    """The first Fourier transform finds no room for cuFFT."""
+    train(job, sink, 2)
+    values = torch.rand(256, 256, device=job.device)
+    if sink.cuda:
+        fill_pool(1 << 30)
+        fill_device()
+    with sink.phase("fault"):
+        print(f"spectrum {float(torch.fft.fft2(values).abs().sum()):.2f}", flush=True)
 
 
 def nccl(job: Any, sink: Peaks, case: OomCase) -> None:  # noqa: ARG001
@@ -233,6 +256,6 @@ FAULTS: dict[str, Callable[[Any, Peaks, OomCase], None]] = {
     f.__name__: f
     for f in (
         *(plain, longer_batch, later_foreach, evaluation, checkpoint, leak, fragmentation),
-        *(cublas, driver, nccl),
+        *(cublas, driver, cufft, nccl),
     )
 }

@@ -17,15 +17,24 @@ ROOT = Path(__file__).resolve().parents[2]
 _PATH = re.compile(r"(?<![\w.:/])/(?:[^\s\"'<>:,;()\[\]{}/]+/)+[^\s\"'<>:,;()\[\]{}/]*")
 _LIBRARY = re.compile(r"^.*/(?:site|dist)-packages/")
 _PYTHON = re.compile(r"^.*/lib/(python3\.\d+)/")
+_NAMESPACE = re.compile(r"^.*/(?=megatron/(?:core|training|bridge)/)")
+_BUILD = "/pytorch/"
+"""Where torch's own wheels are built: these paths are part of its messages."""
 
 
 def clean_path(path: str) -> str:
     """Return a path as it would read with everything below ``/workspace``."""
-    if path.startswith("/workspace/"):
+    if path.startswith(("/workspace/", _BUILD)):
         return path
     if path.startswith(f"{ROOT}/"):
-        return "/workspace" + path[len(str(ROOT)) :]
-    for pattern, place in ((_LIBRARY, "site-packages/"), (_PYTHON, r"\1/")):
+        inside = path[len(str(ROOT)) :]
+        if not _LIBRARY.match(inside) and not _NAMESPACE.match(inside):
+            return "/workspace" + inside
+    for pattern, place in (
+        (_LIBRARY, "site-packages/"),
+        (_NAMESPACE, "site-packages/"),
+        (_PYTHON, r"\1/"),
+    ):
         if pattern.match(path):
             return "/workspace/" + pattern.sub(place, path)
     return "/workspace/" + path.rstrip("/").rsplit("/", 1)[-1] if path.startswith("/") else path

@@ -40,7 +40,7 @@ def window(phases: Phases, case: OomCase) -> Window | None:
     found: Window | None = None
     for index, entry in enumerate(phases):
         before = phases[:index]
-        if entry["phase"] != case.phase or not before:
+        if entry["phase"] != case.phase or not before or case.step not in (None, entry["step"]):
             continue
         low = max(done["allocated"] for done in before)
         reserved = max(done["reserved"] for done in before)

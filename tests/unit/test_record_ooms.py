@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import importlib.util
 import json
@@ -78,9 +79,12 @@ def test_limits_lie_between_the_phases(script: ModuleType) -> None:
     found = script.window(PHASES, forward)
     assert (found.index, found.low, found.high) == (1, 12, 30)
     assert script.limit_in(found, 0.5) == 21
-    found = script.window(PHASES, script.case_named("fsdp2-backward"))
+    found = script.window(PHASES, script.case_named("fsdp2-backward-expandable"))
     assert (found.index, found.low, found.high) == (2, 34, 40)
     assert script.window(PHASES, script.case_named("ddp-optimizer-state")) is None
+    first = script.window(PHASES, dataclasses.replace(forward, step=0))
+    later = script.window(PHASES, dataclasses.replace(forward, step=1))
+    assert (first.index, later.index, later.low, later.high) == (1, 4, 44, 50)
     early = script.narrowed(found, 35, {"phases_done": 1})
     late = script.narrowed(found, 35, None)
     assert ((early.low, early.high), (late.low, late.high)) == ((35, 40), (34, 35))
@@ -117,14 +121,14 @@ def test_one_case_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Cases are recorded side by side; one that breaks is told of; kept files name no machine."""
-    names = ["fsdp1-forward", "ddp-forward", "fsdp2-backward"]
+    names = ["fsdp1-forward", "ddp-forward", "fsdp2-backward-expandable"]
     arguments = [*names, "--jobs", "3", "--out", str(tmp_path), "--no-diagnosis"]
     assert script.main(arguments) == 1
     printed = capsys.readouterr().out
     assert "2 of 3 recorded" in printed
     assert "no such device" in printed
     assert jobs["ddp-forward"] == [None, 21]
-    assert jobs["fsdp2-backward"] == [None, 37]
+    assert jobs["fsdp2-backward-expandable"] == [None, 37]
     kept = tmp_path / "ddp-forward"
     assert json.loads((kept / "case.json").read_text())["phase"] == "forward"
     assert 'File "/workspace/benchmarks/ooms/job.py"' in (kept / "log.txt").read_text()
@@ -138,11 +142,14 @@ def test_paths_are_cleaned(script: ModuleType) -> None:
     text = (
         'File "/opt/v/lib/python3.12/site-packages/torch/optim/adamw.py", line 1\n'
         'File "/usr/lib/python3.12/runpy.py", line 2\n/tmp/tmpab12/printed.txt '
+        "/opt/own/megatron/core/optimizer/optimizer.py /pytorch/torch/csrc/Module.cpp:3 "
         "https://docs.pytorch.org/docs/stable/notes/cuda.html ../torch/csrc/x.cpp 3/4\n"
     )
     assert keep.clean_log(text) == (
         'File "/workspace/site-packages/torch/optim/adamw.py", line 1\n'
         'File "/workspace/python3.12/runpy.py", line 2\n/workspace/printed.txt '
+        "/workspace/site-packages/megatron/core/optimizer/optimizer.py "
+        "/pytorch/torch/csrc/Module.cpp:3 "
         "https://docs.pytorch.org/docs/stable/notes/cuda.html ../torch/csrc/x.cpp 3/4\n"
     )
 
