@@ -9,7 +9,7 @@ kernels take inside (cuBLAS's workspaces above all), what the allocator counts b
 (rounding, which it does on real CUDA devices only, and rests that are not split off), and reserved
 memory altogether.
 
-Private: ``torch.distributed._tools.fsdp2_mem_tracker`` (torch 2.6 - 2.14).
+Private: ``torch.distributed._tools.fsdp2_mem_tracker`` (torch 2.13).
 """
 
 from __future__ import annotations

@@ -124,16 +124,16 @@ def test_torch_s_own_tracker_finds_the_same_tensors(tmp_path: Path) -> None:
     raw = {"name": "job", "workload": WORKLOAD, "config": config, "world_size": 4}
     spec.write_text(json.dumps(raw), encoding="utf-8")
     script = ROOT / "benchmarks" / "torch_tracker.py"
-    said = [
-        subprocess.run(
+    commands = ([str(script)], ["-m", "fsdp_doctor", "estimate", "--json"])
+    both = [
+        subprocess.Popen(
             [sys.executable, "-W", "ignore", *command, str(spec)],
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-            check=True,
-            timeout=100,
-        ).stdout
-        for command in ([str(script)], ["-m", "fsdp_doctor", "estimate", "--json"])
+        )
+        for command in commands
     ]
+    said = [process.communicate(timeout=100)[0] for process in both]
     steady = json.loads(said[1])["ranks"][0]["steady"]
     tracked = int(said[0].replace(",", ""))
     workspaces = 2 * find_gpu("h200").cublas_workspace_bytes
