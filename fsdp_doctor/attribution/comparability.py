@@ -1,7 +1,7 @@
 """Which metrics of two sides can be compared, and what those still mean that can.
 
-Numbers are always shown. A verdict is refused where what must match does not: the GPU and the work
-of a step for times, the kind of device for everything.
+Numbers are always shown. A verdict is refused where what must match does not: the GPU and the tokens
+of a step for times, the kind of device for everything. A model that differs is a change like others.
 """
 
 from __future__ import annotations
@@ -134,8 +134,7 @@ def _parameters(a: Sequence[Run], b: Sequence[Run]) -> Mismatch | None:
         "model",
         of_a,
         of_b,
-        "no verdict on times; bytes compare, and include the effect of the model",
-        refused=_TIMES,
+        "bytes and times compare, and include the effect of the model",
     )
 
 
