@@ -1,7 +1,8 @@
 """Which metrics of two sides can be compared, and what those still mean that can.
 
-Numbers are always shown. A verdict is refused where what must match does not: the GPU and the tokens
-of a step for times, the kind of device for everything. A model that differs is a change like others.
+Numbers are always shown. A verdict is refused where what must match does not: the GPU and the
+tokens of a step for times, the kind of device for everything. A model that differs is a change like
+others.
 """
 
 from __future__ import annotations
