@@ -134,16 +134,19 @@ def own_rules(
                 "Use megatron-core 0.19 or later, or real ranks.",
                 "megatron-core <0.19",
             )
-    sharded = ddp.data_parallel_sharding_strategy == "optim_grads_params"
-    if engine == "megatron_fsdp" and sharded and spec.world_size == 1 and not fake:
-        yield _violation(
-            "MV005",
-            ("world_size",),
-            "with a single data-parallel rank Megatron-FSDP optim_grads_params counts gradients "
-            "more than once (norm x 3.2 with 2 micro batches and core 0.16.1).",
-            "Use two ranks or more, or Megatron's DDP.",
-            "megatron-core <0.20",
-        )
+        if strategy in ("optim_grads", "optim_grads_params") and spec.world_size == 1 and not fake:
+            # param_and_grad_buffer.py: with one rank the bucket that is reduced is the gradient
+            # buffer itself, and `local_grad += reduced_grad` adds it to itself once for every micro
+            # batch (1 micro batch: norm x 2.0, 2: x 3.2). Since 0.19 only a sharded buffer is added
+            # to; run with 0.19.2 on one CPU process and one H200.
+            yield _violation(
+                "MV005",
+                ("world_size",),
+                f"with a single data-parallel rank Megatron-FSDP {strategy} adds the gradients to "
+                "themselves (norm x 2.0 with 1 micro batch, x 3.2 with 2).",
+                "Use megatron-core 0.19 or later, two ranks or more, or Megatron's DDP.",
+                "megatron-core <0.19 (run with 0.16.1)",
+            )
     outer = ddp.outer_dp_sharding_strategy == "optim"
     if engine == "megatron_fsdp" and outer and ddp.num_distributed_optimizer_instances > 1 and old:
         yield _violation(
