@@ -134,19 +134,8 @@ def own_rules(
                 "Use megatron-core 0.19 or later, or real ranks.",
                 "megatron-core <0.19",
             )
-        if strategy in ("optim_grads", "optim_grads_params") and spec.world_size == 1 and not fake:
-            # param_and_grad_buffer.py: with one rank the bucket that is reduced is the gradient
-            # buffer itself, and `local_grad += reduced_grad` adds it to itself once for every micro
-            # batch (1 micro batch: norm x 2.0, 2: x 3.2). Since 0.19 only a sharded buffer is added
-            # to; run with 0.19.2 on one CPU process and one H200.
-            yield _violation(
-                "MV005",
-                ("world_size",),
-                f"with a single data-parallel rank Megatron-FSDP {strategy} adds the gradients to "
-                "themselves (norm x 2.0 with 1 micro batch, x 3.2 with 2).",
-                "Use megatron-core 0.19 or later, two ranks or more, or Megatron's DDP.",
-                "megatron-core <0.19 (run with 0.16.1)",
-            )
+    if engine == "megatron_fsdp" and core is not None and spec.world_size == 1 and not fake:
+        yield from _single_rank_rules(spec, core)
     outer = ddp.outer_dp_sharding_strategy == "optim"
     if engine == "megatron_fsdp" and outer and ddp.num_distributed_optimizer_instances > 1 and old:
         yield _violation(
@@ -169,6 +158,36 @@ def own_rules(
     if on_cpu and spec.config.strategy == "megatron":
         yield from _cpu_rules(spec)
     yield from _format_rules(spec, engine, fake=fake)
+
+
+def _single_rank_rules(spec: ProfileSpec, core: str) -> Iterator[Violation]:
+    """MV005, by ``megatron_fsdp/param_and_grad_buffer.py`` at 0.16.1, 0.17.1, 0.18.2 and 0.19.2.
+
+    With one rank the gradient buffer is not sharded, so what is reduced is the buffer itself, and
+    ``local_grad += reduced_grad`` adds it to itself with every micro batch (1 micro batch: norm x
+    2.0, 2: x 3.2). Since 0.17 that line is skipped then, but for a communication dtype of its own.
+    """
+    ddp = spec.config.megatron.ddp
+    strategy = ddp.data_parallel_sharding_strategy
+    stored = "bfloat16" if spec.config.megatron.model.bf16 else "float32"
+    grads, reduced = (
+        None if name == "auto" else name
+        for name in (ddp.megatron_fsdp_main_grads_dtype, ddp.megatron_fsdp_grad_comm_dtype)
+    )
+    recent = at_least(core, "0.17")
+    cast = reduced is not None and reduced != (grads or stored)
+    if strategy in ("optim_grads", "optim_grads_params") and (cast or not recent):
+        fields = ("config.megatron.ddp.megatron_fsdp_grad_comm_dtype",) if recent else ()
+        fix = "Unset the communication dtype" if recent else "Use megatron-core 0.17 or later"
+        yield _violation(
+            "MV005",
+            ("world_size", *fields),
+            f"with a single data-parallel rank Megatron-FSDP {strategy} "
+            + (f"that reduces in {reduced} " if recent else "")
+            + "adds the gradients to themselves (norm x 2.0 with 1 micro batch, x 3.2 with 2).",
+            f"{fix}, or use two ranks or more, or Megatron's DDP.",
+            "megatron-core <0.17; with a communication dtype all (run with 0.16.1 and 0.19.2)",
+        )
 
 
 def _cpu_rules(spec: ProfileSpec) -> Iterator[Violation]:

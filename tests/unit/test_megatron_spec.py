@@ -113,12 +113,22 @@ def test_outer_shards_have_a_norm_of_their_own() -> None:
 
 @pytest.mark.parametrize("strategy", ["optim_grads", "optim_grads_params"])
 def test_single_rank_is_wrong_under_sharded_fsdp(strategy: str) -> None:
-    """With one data-parallel rank 0.16 adds gradients to themselves: told, not refused."""
-    built = spec(dist=FSDP, ddp={"data_parallel_sharding_strategy": strategy})
+    """With one data-parallel rank gradients are added to themselves: told, not refused.
+
+    By 0.16 always, later only where they are reduced in another dtype than they are kept in.
+    """
+    ddp = {"data_parallel_sharding_strategy": strategy, "megatron_fsdp_main_grads_dtype": "float32"}
+    built = spec(dist=FSDP, ddp=ddp)
     alone = replace(built, world_size=1)
     assert rules(alone, OLD) == ["MV005"]
+    for core in ("0.17.1", "0.18.2"):
+        assert "MV005" not in rules(alone, {**NEW, "megatron-core": core})
     assert rules(alone, NEW) == []
     assert rules(built, OLD) == []
+    for reduced, broken in (("bfloat16", ["MV005"]), ("float32", []), ("auto", [])):
+        cast = spec(dist=FSDP, ddp={**ddp, "megatron_fsdp_grad_comm_dtype": reduced})
+        assert rules(replace(cast, world_size=1), NEW) == broken
+        assert rules(cast, NEW) == []
 
 
 def test_an_optimizer_cannot_be_offloaded_from_a_cpu() -> None:
