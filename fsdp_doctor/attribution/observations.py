@@ -81,10 +81,9 @@ def _peaks(
     series: RankSeries, columns: StepColumns, steady: Flags
 ) -> Iterator[tuple[Place, list[int]]]:
     rank = series.rank
-    phases = {
-        name: row for row, name in enumerate(columns.phases) if columns.present[row, steady].any()
-    }
-    if phases.keys() == {str(Phase.UNKNOWN)}:  # steps that are not divided
+    known = (columns.peak_allocated >= 0) | (columns.peak_reserved >= 0)
+    phases = {name: row for row, name in enumerate(columns.phases) if known[row, steady].any()}
+    if phases.keys() == {str(Phase.UNKNOWN)}:  # steps whose memory is not divided
         phases = {}
     for name, peaks, counter in (
         ("peak_allocated_bytes", columns.peak_allocated, "allocated_bytes"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -54,15 +55,15 @@ def read_job(path: Path) -> Job:
     files, _ = find_logs([first])
     paths = [file.path for file in files if file.path is not None]
     logs = scan_logs(files)
-    series = rank_series(logs.history)
+    loaded = find_config(paths, beside)
+    fields = loaded.config.fields if loaded else {}
+    series = rank_series(logs.history, _tokens_of_gpu(fields))
     if not any(one.steps for one in series.ranks):
         raise InputError(
             "no iteration or memory lines of a known framework in it",
             where=str(first),
             hint="fsdp-doctor oom reads failures, fsdp-doctor diff configs",
         )
-    loaded = find_config(paths, beside)
-    fields = loaded.config.fields if loaded else {}
     manifest = RunManifest(
         schema=SCHEMA,
         name=first.stem if first.is_file() else first.name,
@@ -125,6 +126,18 @@ def _tokens_per_step(fields: dict[str, ConfigValue]) -> int | None:
     return batch * length if batch and length else None
 
 
+def _tokens_of_gpu(fields: dict[str, ConfigValue]) -> float | None:
+    """Return the tokens of a step by the GPUs that share them: a data-parallel rank's."""
+    micro, length = _number(fields, "batch.micro"), _number(fields, "batch.seq_len")
+    whole, world = _tokens_per_step(fields), _number(fields, "world.size")
+    if whole and world:
+        return whole / world
+    if not micro or not length or "batch.global" in fields:
+        return None
+    shared = math.prod(_number(fields, f"parallel.{name}") or 1 for name in ("tp", "pp", "cp"))
+    return micro * length / shared
+
+
 def _number(fields: dict[str, ConfigValue], key: str) -> int | None:
     value = fields[key].value if key in fields else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
@@ -146,7 +159,7 @@ def _resolution(history: History) -> int:
 def _warnings(logs: ScannedLogs, series: Series, loaded: LoadedConfig | None) -> list[str]:
     found = [*logs.warnings, *series.notes]
     fields = loaded.config.fields if loaded else {}
-    every = _number(fields, "log_interval")
+    every = _number(fields, "log_interval") or _number(fields, "metrics.log_freq")
     if every is not None and every > 1:
         found.append(f"each step time is the mean of {every} iterations")
     if loaded is None:

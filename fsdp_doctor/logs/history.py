@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 MAX_RANKS = 65_536
+MAX_TIMERS = 256
 
 
 def _steps() -> array[int]:
@@ -32,6 +33,22 @@ class RankHistory:
     peak: array[float] = field(default_factory=_numbers)
     """Largest so far: most frameworks never reset it."""
     reserved: array[float] = field(default_factory=_numbers)
+    rate_steps: array[int] = field(default_factory=_steps)
+    rates: array[float] = field(default_factory=_numbers)
+    """Tokens/s of each GPU, where a framework prints those instead of times."""
+    timer_steps: dict[str, array[int]] = field(default_factory=dict)
+    """Timer -> steps for which it is printed."""
+    timers_s: dict[str, array[float]] = field(default_factory=dict)
+    """Timer -> seconds, parallel to ``timer_steps``."""
+
+    def add_timer(self, name: str, step: int, seconds: float) -> None:
+        """Append what a framework's own timer says of a step."""
+        if name not in self.timers_s:
+            if len(self.timers_s) >= MAX_TIMERS:
+                return
+            self.timer_steps[name], self.timers_s[name] = _steps(), _numbers()
+        self.timer_steps[name].append(step)
+        self.timers_s[name].append(seconds)
 
     @property
     def last_step(self) -> int | None:

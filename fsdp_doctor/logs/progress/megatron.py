@@ -2,8 +2,9 @@
 
 Megatron-LM 0.5 to core 0.19, megatron/training/training.py ``training_log`` and
 ``report_memory``: the iteration line and ``[Rank r] (after n iterations) memory (MB) | ...`` in
-MiB; two ranks' lines may run into one. Bridge 0.1 to 0.4, training/utils/train_utils.py: decimal GB
-under ``mem-...-gigabytes`` keys.
+MiB; two ranks' lines may run into one. Timers follow the iteration line, of the last rank (``time
+(ms) | name: x | ...``, until 2022) or the largest over the ranks (core/timers.py). Bridge 0.1 to
+0.4, training/utils/train_utils.py: decimal GB under ``mem-...-gigabytes`` keys.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from fsdp_doctor.logs.progress.base import (
 _ITERATION = re.compile(
     rb"iteration +(\d+)/ *(\d+) \|(?:[^|\n]{0,80}\|)??"
     rb" elapsed time per iteration \(ms\): ([\d.]+)[^\n]*"
+    rb"(?:\n[^\n]{0,60}?(time \(ms\) \|[^\n]*"
+    rb"|(?:\(min, max\)|max) time across ranks \(ms\):(?:\n[^\n]{0,120}?\.: [(\d][^\n]*)+))?"
 )
+_TIMER = re.compile(rb"([a-z][\w/-]*)(?: \.+)?: (?:\([\d.]+, )?([\d.]+)")
 _MEMORY = re.compile(
     rb"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \| allocated: ([\d.]+)"
     rb" \| max allocated: ([\d.]+) \| reserved: ([\d.]+)(?: \| max reserved: [\d.]+)?[^\n\[]*"
@@ -37,9 +41,14 @@ _BRIDGE = re.compile(
 
 
 def _iterations(history: RankHistory, columns: Sequence[Column], run: History) -> None:
-    steps, totals, times = columns
-    add_times(history, whole(steps), numbers(times, 1e-3))
+    steps, totals, times, timers = columns
+    numbered = whole(steps)
+    add_times(history, numbered, numbers(times, 1e-3))
     run.total_steps = whole(totals[-1:])[0]
+    for step, text in zip(numbered, timers, strict=True):
+        found = _TIMER.findall(text.partition(b"(ms)")[2]) if text else ()
+        for (name, _), seconds in zip(found, numbers([v for _, v in found], 1e-3), strict=True):
+            history.add_timer(name.decode("ascii"), step, seconds)
 
 
 def _memory(history: RankHistory, columns: Sequence[Column], run: History) -> None:  # noqa: ARG001
