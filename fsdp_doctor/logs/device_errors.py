@@ -1,8 +1,9 @@
 """Failures to get device or pinned memory outside PyTorch's allocator.
 
 Wordings: c10/cuda/CUDAException.cpp, aten/src/ATen/cuda/Exceptions.h, ATen/cudnn/Exceptions.h,
-c10/cuda/driver_api.h, torch/csrc/distributed/c10d/NCCLUtils.hpp (torch 1.8 to 2.14); NCCL's
-include/alloc.h and checks.h (2.8 to 2.27); hipErrorOutOfMemory of ROCm; Unified Runtime of XPU.
+ATen/native/cuda/CuFFTUtils.h, c10/cuda/driver_api.h, torch/csrc/distributed/c10d/NCCLUtils.hpp
+(torch 1.8 to 2.14); NCCL's include/alloc.h and checks.h (2.8 to 2.27); hipErrorOutOfMemory of
+ROCm; Unified Runtime of XPU.
 """
 
 from __future__ import annotations
@@ -28,11 +29,18 @@ _NCCL_CALLOC = re.compile(r"Failed to (?:CUDA|Cuda) (?:\w+ ){1,2}(\d+)(?: bytes)
 _LIBRARY = re.compile(
     r"\b((?:CU|HIP|ROC|MI)[A-Z]+_(?:STATUS_|STATUS)?_?ALLOC_FAILED"
     r"|(?:CU|HIP|ROC)BLAS_STATUS_NOT_INITIALIZED|rocblas_status_memory_error"
+    r"|CU(?:DNN|SOLVER|SPARSE)_STATUS_NOT_INITIALIZED"
     r"|CUDNN_STATUS_(?:INTERNAL_ERROR_(?:DEVICE|HOST)_ALLOC\w*)"
     r"|cusolver error: \w*ALLOC_FAILED|miopenStatusAllocFailed"
     r"|(?:cu|hip|roc)(?:BLAS|DNN|SOLVER)(?:Lt)? Error: the resource allocation failed)"
     r"|Unable to find a valid cuDNN algorithm"
 )
+_INTERNAL = re.compile(
+    r"cuFFT error: CUFFT_INTERNAL_ERROR"
+    r"|\bCU(?:BLAS|SOLVER|SPARSE|DNN)_STATUS_INTERNAL_ERROR\b[^\n]{0,80}\w+Create\w*\("
+)
+"""A library says no more than that its handle or plan could not be made: so it does without memory,
+but not only then."""
 _HIDDEN = re.compile(
     r"(?:NVML_SUCCESS == r|!handles_\.at\(\w+\)|driver_api.{0,80}|out_of_memory.{0,40})"
     r" ?INTERNAL ASSERT FAILED at [^\n]{0,200}CUDACachingAllocator"
@@ -109,6 +117,8 @@ def _nccl(text: str) -> Message | None:
 
 def _library(text: str) -> Message | None:
     found = _LIBRARY.search(text)
+    if found is None and _INTERNAL.search(text) is not None:
+        return Message(kind="library_alloc", form="internal-error", backend="CUDA")
     if found is None:
         return None
     name = (found[1] or "").lower()

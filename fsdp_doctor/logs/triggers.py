@@ -28,6 +28,7 @@ _ERROR: tuple[bytes, ...] = (
     b"_FAILED",
     b"OUT_OF_",
     b"NOT_INITIALIZED",
+    b"INTERNAL_ERROR",
     b"resource",
     b"to allocate",
     b"nable to ",

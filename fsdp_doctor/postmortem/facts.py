@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsdp_doctor.logs.history import Growth, growths
+from fsdp_doctor.logs.prefix import split_prefix
 from fsdp_doctor.logs.records import Failure, Note
 from fsdp_doctor.logs.scan import ScannedLogs
 from fsdp_doctor.model.finding import Evidence
@@ -17,6 +18,9 @@ from fsdp_doctor.postmortem.triage import Triage
 
 _RETRIED = "during handling of the above exception"
 _TOP_FRAMES = 8
+_OFF = frozenset({"none", "null", "false", "no", "off", "0", "~"})
+_RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)")
+"""The last line of a traceback, behind its prefixes."""
 _NOTE_FACTS = {
     "flushes": "cache_flushes",
     "host_percent": "host_memory",
@@ -81,7 +85,8 @@ def collect(
         "growth": growth is not None,
         "growth_counter": growth.counter if growth else None,
         "tracebacks": logs.tracebacks,
-        "config": "\n".join(f"{key}={value}" for key, value in config.items()).lower(),
+        "config": _config_text(config),
+        "switched_on": _config_text({key: v for key, v in config.items() if not _off(v)}),
         **_notes(logs),
         **_peak_over_resident(logs),
     }
@@ -111,6 +116,15 @@ def add_snapshot(facts: Facts, snapshot: SnapshotAnalysis) -> None:
     facts.values = values | shown
     facts.snapshot = snapshot
     facts.details = snapshot_details(snapshot)
+
+
+def _config_text(config: Mapping[str, Any]) -> str:
+    return "\n".join(f"{key}={value}" for key, value in config.items()).lower()
+
+
+def _off(value: Any) -> bool:
+    """Whether a setting is written as not in use."""
+    return value in (None, False, "", 0) or str(value).strip().lower() in _OFF
 
 
 def _notes(logs: ScannedLogs) -> dict[str, Any]:
@@ -170,7 +184,13 @@ def _cut_traceback(logs: ScannedLogs) -> dict[str, Any]:
     """A traceback whose last line is missing still shows where training was."""
     from fsdp_doctor.logs.frames import frames_in, phase_of
 
-    frames = frames_in(logs.tail.splitlines())
+    lines = logs.tail.splitlines()
+    last = max(
+        (n for n, line in enumerate(lines) if 'File "' in line and ", line " in line), default=0
+    )
+    if any(_RAISED.match(split_prefix(line)[1]) for line in lines[last:]):
+        return {"kind": "other_error"}
+    frames = frames_in(lines)
     text = "\n".join(frames)
     return {
         "kind": "cut",

@@ -18,11 +18,12 @@ DEFINITIONS: dict[str, str] = {
     "computing": "phase in ['forward', 'backward']",
     "early": "moment in ['first_step', 'before_training']",
     "full": "allocated_share >= 0.85",
-    "offloads": "mentions(config, 'offload') or mentions(around, 'offload')",
-    "fp8": "mentions(config, 'fp8') or mentions(config, 'float8') or mentions(frames, 'fp8')"
+    "offloads": "mentions(switched_on, 'offload') or mentions(around, 'offload')",
+    "fp8": "mentions(switched_on, 'fp8') or mentions(switched_on, 'float8')"
+    " or mentions(frames, 'fp8')"
     " or mentions(frames, 'float8')",
     "quantized": "mentions(config, 'load_in_4bit=true') or mentions(config, 'load_in_8bit=true')"
-    " or mentions(config, 'lora')",
+    " or mentions(switched_on, 'lora')",
     "strong_kill": "form in ['slurm', 'srun', 'kernel', 'cgroup', 'kubernetes', 'ray',"
     " 'cpu-allocator', 'numpy', 'mmap', 'errno-12', 'fork']",
     "logit_words": "mentions(top, 'logits') or mentions(top, 'cross_entropy')"

@@ -94,9 +94,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "library-allocation",
-        "kind == 'library_alloc' and form != 'alloc-failed'",
+        "kind == 'library_alloc' and form in ['not-initialized', 'no-algorithm']",
         0.6,
         "the library could not be initialised, mostly for lack of memory",
+    ),
+    Rule(
+        "library-allocation",
+        "kind == 'library_alloc' and form == 'internal-error'",
+        0.38,
+        "a handle or plan could not be made, as happens without memory and not only then",
     ),
     Rule(
         "library-allocation",

@@ -216,6 +216,12 @@ RULES: tuple[Rule, ...] = (
         "private_reserved",
     ),
     _seen(
+        "library-allocation",
+        "kind in ['library_alloc', 'nccl_alloc', 'driver_oom'] and refused == false",
+        0.2,
+        "PyTorch's own allocator refused nothing: memory was wanting outside of its pool",
+    ),
+    _seen(
         "memory-limit",
         "refused and device_free >= requested",
         0.3,

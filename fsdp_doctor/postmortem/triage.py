@@ -147,6 +147,17 @@ def _set_moments(failures: Sequence[Failure], logs: ScannedLogs) -> None:
         if failure.iteration is None and last is not None and last >= 0 and not failure.victim:
             failure.iteration = _own_last(failure, logs, last)
         failure.moment = moment_of(failure)
+        if failure.moment == "first_step" and _two_steps(failure, logs):
+            failure.moment = "steady"
+
+
+def _two_steps(failure: Failure, logs: ScannedLogs) -> bool:
+    """Whether two steps were printed before it, whatever number the first one has."""
+    own = logs.history.ranks.get(failure.rank) or logs.history.ranks.get(None)
+    if own is None:
+        return False
+    steps = {*own.time_steps[:8], *own.memory_steps[:8]} - {-1}
+    return len([step for step in steps if step <= (failure.iteration or 0)]) >= 2
 
 
 def _own_last(failure: Failure, logs: ScannedLogs, last: int) -> int:

@@ -267,3 +267,29 @@ def test_rules_are_sound() -> None:
         assert rule.cause in CAUSES
         assert -1 < rule.weight < 1
         assert rule.because
+
+
+def test_what_the_config_switches_off_is_no_evidence(tmp_path: Path) -> None:
+    """``fp8: none`` says nothing about FP8, ``fp8: hybrid`` does."""
+    text = STEPS + trace("a.py forward: x = self.attn(x)") + message()
+    causes = [f.cause for f in run(tmp_path, text, "fp8: none\ncpu_offload: False\n").findings]
+    assert "fp8-copies" not in causes
+    assert "fp8-copies" in [f.cause for f in run(tmp_path, text, "fp8: hybrid\n").findings]
+
+
+@pytest.mark.parametrize(("steps", "moment"), [((0,), "first_step"), ((0, 1), "steady")])
+def test_two_printed_steps_are_no_first_step(
+    tmp_path: Path, steps: tuple[int, ...], moment: str
+) -> None:
+    """A job that counts its steps from 0 is past the first one when it has printed two."""
+    lines = "".join(f"step {step} loss 1.0 memory allocated 2.00 GiB\n" for step in steps)
+    found = run(tmp_path, lines + trace("a.py forward: x = self.attn(x)") + message())
+    assert found.triage.primary is not None
+    assert found.triage.primary.moment == moment
+
+
+def test_another_error_is_no_cut_traceback(tmp_path: Path) -> None:
+    """A traceback with its last line, which is not about memory, is no sign of a cause."""
+    frames = trace("a.py forward: x = self.attn(x)")
+    assert run(tmp_path, frames).findings
+    assert not run(tmp_path, frames + "ValueError: shapes do not match").findings

@@ -28,6 +28,19 @@ WORDINGS = {
         f"{TE}gemm/x.cu:300 in function g: cuBLAS Error: the resource allocation failed",
         ("library_alloc", "alloc-failed", None),
     ),
+    "cuFFT": (
+        "RuntimeError: cuFFT error: CUFFT_INTERNAL_ERROR",
+        ("library_alloc", "internal-error", None),
+    ),
+    "cuSOLVER": (
+        "RuntimeError: cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling "
+        "`cusolverDnCreate(handle)`",
+        ("library_alloc", "internal-error", None),
+    ),
+    "cuDNN": (
+        "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        ("library_alloc", "not-initialized", None),
+    ),
     "bitsandbytes": (
         "Error out of memory at line 380 in file /b/csrc/pythonInterface.c",
         ("driver_oom", "runtime", None),
