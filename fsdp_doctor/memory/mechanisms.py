@@ -2,7 +2,8 @@
 
 Function names were read in torch 2.6 - 2.14: ``torch/distributed/fsdp/_fully_shard`` (FSDP2),
 ``torch/distributed/fsdp/_flat_param.py`` and ``_runtime_utils.py`` (FSDP1),
-``torch/nn/parallel/distributed.py`` (DDP).
+``torch/nn/parallel/distributed.py`` (DDP); in megatron-core 0.16.1 and 0.19.2
+``megatron_fsdp/param_and_grad_buffer.py``, which the standalone package has too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _ACCUMULATED = Label(Category.UNSHARDED_GRADIENTS, "accumulated")
 _BUCKET = Label(Category.COMMUNICATION, "ddp_bucket")
 _HOOK = Label(Category.COMMUNICATION, "communication_hook")
 _BROADCAST = Label(Category.COMMUNICATION, "broadcast")
+_QUEUE = Label(Category.UNSHARDED_GRADIENTS, "reduce_scatter_queue")
+_GATHERED_UNIT = Label(Category.UNSHARDED_PARAMETERS, "gathered_unit")
 
 _ANY = "*"
 _RULES: tuple[tuple[str, dict[str, Label]], ...] = (
@@ -92,6 +95,14 @@ _RULES: tuple[tuple[str, dict[str, Label]], ...] = (
         dict.fromkeys(("cross_entropy", "nll_loss"), Label(Category.LOGITS, "loss")),
     ),
     ("torch/optim/", {"_init_group": Label(Category.OPTIMIZER_STATE)}),
+    (
+        "megatron_fsdp/param_and_grad_buffer.py",
+        {
+            "main_grad_getter": _QUEUE,
+            "async_bucket_gather": _GATHERED_UNIT,
+            "_bucket_group_gradient_reduce": Label(Category.COMMUNICATION, "reduce_scatter"),
+        },
+    ),
     ("distributed/device_mesh.py", {_ANY: Label(Category.COMMUNICATION, "device_mesh")}),
     ("distributed/utils.py", {"_sync_params_and_buffers": _BROADCAST}),
 )

@@ -26,7 +26,11 @@ from torch.utils._pytree import tree_leaves
 
 from fsdp_doctor.memory.events import Label
 from fsdp_doctor.model.memory import Category
-from fsdp_doctor.profiler.observe.megatron_labels import is_megatron, megatron_held
+from fsdp_doctor.profiler.observe.megatron_labels import (
+    is_megatron,
+    megatron_model_held,
+    megatron_optimizer_held,
+)
 
 Found = tuple[torch.Tensor, Label]
 
@@ -73,8 +77,10 @@ def held_by(
 ) -> list[Found]:
     """Every tensor that model and optimizer hold now, the certain ones first."""
     found: list[Found] = []
+    if model is not None:
+        found += megatron_model_held(model)
     if is_megatron(optimizer):
-        found += megatron_held(model, optimizer)
+        found += megatron_optimizer_held(optimizer)
         optimizer = None
     if model is not None:
         found += _fsdp2(model, names)

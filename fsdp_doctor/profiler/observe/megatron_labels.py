@@ -5,13 +5,15 @@ Attributes read, none written (megatron-core 0.16 - 0.19):
 * ``DistributedDataParallel.buffers`` and ``.expert_parallel_buffers``: ``param_data, grad_data``;
 * Megatron-FSDP's ``param_and_grad_buffer``: ``parameter_groups`` with ``model_weight_buffer,
   main_weight_buffer, main_grad_buffer`` (each ``.data``), and the allocators of what is gathered,
-  ``weight_alloc, main_grad_alloc`` (``.buckets``);
+  ``weight_alloc, main_grad_alloc`` (``.buckets``, with double buffers those of
+  ``.backup_allocator`` and the tensors of its ``.name`` in the global memory buffer);
 * ``MegatronOptimizer``: ``chained_optimizers, optimizer.state, shard_fp32_from_float16_groups,
   fp32_from_float16_groups``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,11 +41,14 @@ def is_megatron(optimizer: object) -> bool:
     return type(optimizer).__module__.startswith("megatron.core.")
 
 
-def megatron_held(model: nn.Module | None, optimizer: Any) -> Iterator[tuple[torch.Tensor, Label]]:
-    """Every tensor that Megatron's wrapper and optimizer hold now."""
-    if model is not None:
-        yield from _contiguous(model)
-        yield from _fsdp(model)
+def megatron_model_held(model: nn.Module) -> Iterator[tuple[torch.Tensor, Label]]:
+    """Every tensor that Megatron's wrapper (or the standalone package's) holds now."""
+    yield from _contiguous(model)
+    yield from _fsdp(model)
+
+
+def megatron_optimizer_held(optimizer: Any) -> Iterator[tuple[torch.Tensor, Label]]:
+    """Every tensor that Megatron's optimizer holds now."""
     for inner in getattr(optimizer, "chained_optimizers", [optimizer]):
         yield from _optimizer(inner)
 
@@ -66,9 +71,25 @@ def _fsdp(model: Any) -> Iterator[tuple[torch.Tensor, Label]]:
             buffer = getattr(group, name, None)
             yield from _each(getattr(buffer, "data", None), category, kind)
     for name, category, kind in _ALLOCATORS:
-        buckets = getattr(getattr(holder, name, None), "buckets", None)
-        for bucket in buckets.values() if isinstance(buckets, dict) else ():
-            yield from _each(getattr(bucket, "data", None), category, kind)
+        allocator = getattr(holder, name, None)
+        yield from _each_of(_pool(holder, allocator), category, kind)
+        for owner in (allocator, getattr(allocator, "backup_allocator", None)):
+            buckets = getattr(owner, "buckets", None)
+            whole = buckets.values() if isinstance(buckets, dict) else ()
+            yield from _each_of([getattr(b, "data", None) for b in whole], category, kind)
+
+
+def _pool(holder: Any, allocator: Any) -> list[Any]:
+    """The buffers that a double-buffering allocator keeps for good."""
+    name = getattr(allocator, "name", None)
+    module = sys.modules.get(type(holder).__module__)
+    memory = getattr(module, "get_global_memory_buffer", None)
+    if not isinstance(name, str) or memory is None:
+        return []
+    buffers = getattr(memory(), "buffer", None)
+    if not isinstance(buffers, dict):
+        return []
+    return [tensor for (key, *_), tensor in buffers.items() if key.startswith(f"{name}_")]
 
 
 def _optimizer(inner: Any) -> Iterator[tuple[torch.Tensor, Label]]:
@@ -81,6 +102,13 @@ def _optimizer(inner: Any) -> Iterator[tuple[torch.Tensor, Label]]:
     for values in state.values() if isinstance(state, dict) else ():
         for tensor in tree_leaves(values):
             yield from _each(tensor, Category.OPTIMIZER_STATE, "moments")
+
+
+def _each_of(
+    values: list[Any], category: Category, kind: str
+) -> Iterator[tuple[torch.Tensor, Label]]:
+    for value in values:
+        yield from _each(value, category, kind)
 
 
 def _each(value: Any, category: Category, kind: str) -> Iterator[tuple[torch.Tensor, Label]]:
