@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import compress
 
 from fsdp_doctor.logs.history import History, RankHistory
 from fsdp_doctor.logs.progress.base import (
@@ -25,7 +26,7 @@ from fsdp_doctor.logs.progress.base import (
 _ITERATION = re.compile(
     rb"iteration +(\d+)/ *(\d+) \|(?:[^|\n]{0,80}\|)??"
     rb" elapsed time per iteration \(ms\): ([\d.]+)[^\n]*"
-    rb"(?:\n[^\n]{0,60}?(time \(ms\) \|[^\n]*"
+    rb"(?:\n(?=[t(m[\d])(?:\[?[\w.-]{1,40}\]?: ?)?(time \(ms\) \|[^\n]*"
     rb"|(?:\(min, max\)|max) time across ranks \(ms\):(?:\n[^\n]{0,120}?\.: [(\d][^\n]*)+))?"
 )
 _TIMER = re.compile(rb"([a-z][\w/-]*)(?: \.+)?: (?:\([\d.]+, )?([\d.]+)")
@@ -45,8 +46,9 @@ def _iterations(history: RankHistory, columns: Sequence[Column], run: History) -
     numbered = whole(steps)
     add_times(history, numbered, numbers(times, 1e-3))
     run.total_steps = whole(totals[-1:])[0]
-    for step, text in zip(numbered, timers, strict=True):
-        found = _TIMER.findall(text.partition(b"(ms)")[2]) if text else ()
+    told = any(timers)
+    for step, text in compress(zip(numbered, timers, strict=True), timers) if told else ():
+        found = _TIMER.findall(text.partition(b"(ms)")[2])
         for (name, _), seconds in zip(found, numbers([v for _, v in found], 1e-3), strict=True):
             history.add_timer(name.decode("ascii"), step, seconds)
 
