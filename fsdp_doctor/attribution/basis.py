@@ -36,4 +36,5 @@ def _side(side: str, runs: Sequence[Run], used: Sequence[Run]) -> Iterator[Basis
             memory_steps=max((len(of_rank) for of_rank in steady), default=0),
             memory_kind=" and ".join(sorted(kinds)) or None,
             log_lines=dict(manifest.log_lines),
+            log_places=manifest.log_places,
         )

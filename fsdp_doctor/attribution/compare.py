@@ -179,4 +179,5 @@ def _failure_findings(a: Sequence[Run], b: Sequence[Run]) -> Iterator[Finding]:
                 bytes=failure.requested_bytes,
             ),
         ),
+        rests_on=("B",),
     )

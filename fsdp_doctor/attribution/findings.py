@@ -72,6 +72,7 @@ def time_findings(
         severity="warning" if firm and rose else "note",
         level=0 if fitting else None,
         evidence=(Evidence(text=f"step_time_s: {_seconds(step)}"), *places, *reasons),
+        rests_on=("A", "B"),
         flags=tuple(change.key for change in fitting),
     )
 
@@ -90,6 +91,7 @@ def _throughput_finding(tokens: Metric, diff: ConfigDiff) -> Finding:
         severity="warning" if fell else "note",
         level=0 if timed else None,
         evidence=(Evidence(text=f"tokens_per_s: {tokens.a:,.0f} -> {tokens.b:,.0f}"),),
+        rests_on=("A", "B"),
         flags=tuple(change.key for change in timed),
     )
 
@@ -151,4 +153,5 @@ def _straggler(straggler: Straggler, side: str, *, new: bool) -> Finding:
                 rank=straggler.rank,
             ),
         ),
+        rests_on=(side,),
     )

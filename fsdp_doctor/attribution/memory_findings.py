@@ -206,6 +206,7 @@ def _named(subject: Subject, group: Group, changes: dict[str, ConfigChange]) -> 
         severity="warning" if rise and with_it else "note",
         level=group.level,
         evidence=(*subject.measured, *(_evidence(row) for row in group.rows)),
+        rests_on=rests_on(group.rows),
         flags=group.keys,
         advice=undo_advice(changes.get(group.keys[0]), saves) if undo else (),
     )
@@ -283,7 +284,13 @@ def _unexplained(subject: Subject, group: Group, diff: ConfigDiff) -> Finding:
         confidence=0.9,
         severity="warning" if metric.verdict == "worse" and metric.name not in _ASIDE else "note",
         evidence=tuple(evidence),
+        rests_on=rests_on(group.rows),
     )
+
+
+def rests_on(rows: Sequence[Attribution]) -> tuple[str, ...]:
+    """Return what some rows rest on, each once."""
+    return tuple(dict.fromkeys(name for row in rows for name in row.rests_on))
 
 
 def _measured(metric: Metric) -> Evidence:

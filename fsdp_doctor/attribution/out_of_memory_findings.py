@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fsdp_doctor.attribution.memory_findings import CAUSES, TRIFLE_SHARE, change_text, undo_advice
+from fsdp_doctor.attribution.memory_findings import (
+    CAUSES,
+    TRIFLE_SHARE,
+    change_text,
+    rests_on,
+    undo_advice,
+)
 from fsdp_doctor.attribution.out_of_memory import OutOfMemory
 from fsdp_doctor.model.comparison import Attribution
 from fsdp_doctor.model.config import ConfigChange
@@ -58,6 +64,7 @@ def _finding(
         severity="error",
         level=0,
         evidence=(_measured(found), *(_evidence(row) for row in rows)),
+        rests_on=rests_on(rows),
         flags=tuple(change.key for change in fields),
         advice=tuple(advice for field in fields for advice in undo_advice(field, saves)),
     )
@@ -71,6 +78,7 @@ def _nothing_found(found: OutOfMemory) -> Finding:
         confidence=0.9,
         severity="error",
         evidence=(_measured(found), *(_evidence(row) for row in grown)),
+        rests_on=("A", "B"),
     )
 
 

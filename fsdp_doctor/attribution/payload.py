@@ -39,7 +39,7 @@ def comparison_to_payload(comparison: Comparison) -> dict[str, Any]:
             }
             for one in comparison.mismatches
         ],
-        "basis": [_plain(one) for one in comparison.basis],
+        "basis": [{**_plain(one), "log_places": list(one.log_places)} for one in comparison.basis],
         "gates": [_plain(result) for result in comparison.gates],
         "what_if": None if comparison.what_if is None else what_if_to_payload(comparison.what_if),
     }
@@ -126,6 +126,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return {
         **_plain(finding),
         "evidence": [_plain(evidence) for evidence in finding.evidence],
+        "rests_on": list(finding.rests_on),
         "flags": list(finding.flags),
         "advice": [_plain(advice) for advice in finding.advice],
     }

@@ -14,6 +14,7 @@ from fsdp_doctor.errors import InputError
 from fsdp_doctor.jobs.dump import find_config, versions_in
 from fsdp_doctor.jobs.heads import head_of
 from fsdp_doctor.jobs.history_series import Series, rank_series
+from fsdp_doctor.jobs.places import places_of
 from fsdp_doctor.logs.history import History
 from fsdp_doctor.logs.prefix import time_in
 from fsdp_doctor.logs.scan import ScannedLogs, scan_logs
@@ -80,6 +81,7 @@ def read_job(path: Path) -> Job:
         tokens_per_step=_tokens_per_step(fields),
         warnings=tuple(_warnings(logs, series, loaded)),
         log_lines=dict(logs.history.formats),
+        log_places=places_of(paths, logs.history.formats),
         memory_resolution_bytes=_resolution(logs.history),
     )
     return Job(

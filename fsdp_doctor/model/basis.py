@@ -28,3 +28,5 @@ class Basis:
     """Their kind: timed, or observed."""
     log_lines: dict[str, int] = field(default_factory=dict)
     """Of a job's log: lines read, by kind."""
+    log_places: tuple[str, ...] = ()
+    """Where they stand: ``job.log:853-989 megatron iteration``."""

@@ -41,5 +41,8 @@ class Finding:
     """Evidence level 0-4 of "flag F did it": 0 may, 1 predicted, 2 re-run one way, 3 both ways,
     4 both and the mechanism seen. None: not about a flag."""
     evidence: tuple[Evidence, ...] = ()
+    rests_on: tuple[str, ...] = ()
+    """Of a comparison: sides (``A``, ``B``; their launches are in its basis), simulated points
+    (``S3``) and sources of formulas."""
     flags: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()

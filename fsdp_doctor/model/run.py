@@ -74,6 +74,8 @@ class RunManifest:
     warnings: tuple[str, ...] = ()
     log_lines: dict[str, int] = field(default_factory=dict)
     """Of a job's log: lines read, by kind."""
+    log_places: tuple[str, ...] = ()
+    """Where they stand: ``job.log:853-989 megatron iteration``."""
     memory_resolution_bytes: int = 1
     """Bytes to which the memory numbers are rounded (logs print two decimals of GiB)."""
 

@@ -120,6 +120,7 @@ def _attribution_table(
             Column("predicted", "number"),
             Column("level"),
             Column("evidence", only="wide"),
+            Column("rests on", only="wide"),
         ),
         rows=tuple(rows),
         caption=" ".join(part for part in (caption, caveat) if part),
@@ -139,6 +140,7 @@ def _remainder(explained: Sequence[Attribution], metric: Metric | None) -> tuple
         blank,
         blank,
         Cell(""),
+        Cell(""),
     )
 
 
@@ -153,4 +155,5 @@ def _attribution_row(part: Attribution, notes: Footnotes) -> tuple[Cell, ...]:
         Cell(format_bytes(part.predicted, signed=True)),
         Cell(level_text(part.level)),
         Cell(part.evidence),
+        Cell("; ".join(part.rests_on)),
     )

@@ -10,8 +10,8 @@ from fsdp_doctor.report.words import UNKNOWN, plural, words
 
 _WORD = (
     "Times are the slowest rank's of each timed step; a launch gives one number. Memory is the "
-    "largest over the ranks, of the steps named here. What a statement about a field rests on "
-    "besides stands in its evidence."
+    "largest over the ranks, of the steps named here. A statement that rests on A or B rests on "
+    "all of its launches that were used; on S1, S2, ... on simulations, which are listed too."
 )
 
 
@@ -22,19 +22,24 @@ def basis_section(basis: Sequence[Basis]) -> list[Section]:
     table = Table(
         columns=(
             Column("launch"),
-            Column("name", "code"),
+            Column("name", "code", only="wide"),
             Column("read from", "path"),
-            Column("made"),
-            Column("used"),
+            Column("made", only="wide"),
+            Column("used", only="wide"),
             Column("ranks", "number"),
             Column("timed steps", "number"),
             Column("memory of"),
-            Column("lines"),
+            Column("lines", only="wide"),
         ),
         rows=tuple(_row(one) for one in basis),
     )
+    lines = [
+        Prose(text=f"{one.label}: lines {'; '.join(one.log_places)}.")
+        for one in basis
+        if one.log_places
+    ]
     block = Prose(text=_WORD, tone="muted")
-    return [Section(title="What it rests on", blocks=(block, table), collapsed=True, only="wide")]
+    return [Section(title="What it rests on", blocks=(block, table, *lines), collapsed=True)]
 
 
 def _row(one: Basis) -> tuple[Cell, ...]:

@@ -89,6 +89,8 @@ def _finding_card(finding: Finding) -> Card:
         known = LEVEL_MEANINGS.get(finding.level, f"level {finding.level}")
         lines.append(Line(label="how sure", text=f"{level_text(finding.level)} ({known})"))
     lines += [Line(label="evidence", text=evidence_text(e)) for e in finding.evidence]
+    if finding.rests_on:
+        lines.append(Line(label="rests on", text="; ".join(finding.rests_on)))
     for advice in finding.advice:
         saves = advice.saves_text or (
             f"saves {format_bytes(advice.saves_bytes)}" if advice.saves_bytes is not None else ""
