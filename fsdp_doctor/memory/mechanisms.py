@@ -28,6 +28,8 @@ _HOOK = Label(Category.COMMUNICATION, "communication_hook")
 _BROADCAST = Label(Category.COMMUNICATION, "broadcast")
 _QUEUE = Label(Category.UNSHARDED_GRADIENTS, "reduce_scatter_queue")
 _GATHERED_UNIT = Label(Category.UNSHARDED_PARAMETERS, "gathered_unit")
+_STATE_BUFFER = Label(Category.PARAMETERS, "parameter_and_gradient_buffer")
+"""One function makes the buffers of weights and, where they share one, of gradients."""
 
 _ANY = "*"
 _RULES: tuple[tuple[str, dict[str, Label]], ...] = (
@@ -100,6 +102,8 @@ _RULES: tuple[tuple[str, dict[str, Label]], ...] = (
         {
             "main_grad_getter": _QUEUE,
             "async_bucket_gather": _GATHERED_UNIT,
+            "_init_each_parameter_group_buffers": _STATE_BUFFER,
+            "_alloc": Label(Category.GRADIENTS, "parameter_and_gradient_buffer"),
             "_bucket_group_gradient_reduce": Label(Category.COMMUNICATION, "reduce_scatter"),
         },
     ),
@@ -124,12 +128,17 @@ def _frame_label(frame: str) -> Label | bool | None:
 
 
 def builds_module(frames: tuple[str, ...]) -> bool:
-    """Whether a module was being built or moved (``__init__``, ``to``, ``to_empty``)."""
+    """Whether a module was being built or moved (``__init__``, ``to``, ``to_empty``), or one inside
+    of another by a library that makes its weights itself.
+    """
+    inits = 0
     for frame in frames:
         place, _, function = frame.rpartition(" ")
         if "torch/nn/modules/" in place and function in ("__init__", "_apply"):
             return True
-    return False
+        if "core/transformer/" in place or "core/tensor_parallel/" in place:
+            inits += function == "__init__"
+    return inits >= 2
 
 
 def by_frames(frames: tuple[str, ...]) -> Label | None:

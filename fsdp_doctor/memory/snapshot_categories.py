@@ -16,12 +16,15 @@ import numpy.typing as npt
 from fsdp_doctor.memory.categories import CUBLAS_WORKSPACES, classify
 from fsdp_doctor.memory.events import Allocation, EventLog
 from fsdp_doctor.memory.mechanisms import builds_module
-from fsdp_doctor.memory.snapshot_phases import Places, stack_phase
+from fsdp_doctor.memory.snapshot_logits import find_logits
+from fsdp_doctor.memory.snapshot_phases import Places, recomputes, stack_phase
 from fsdp_doctor.memory.snapshot_reader import Ints, Snapshot
 from fsdp_doctor.memory.snapshot_replay import BEFORE, NEVER, Replay
 from fsdp_doctor.model.memory import Category, Phase
 
 CATEGORIES = tuple(Category)
+_OPEN = (Category.ACTIVATIONS, Category.TEMPORARIES, Category.UNKNOWN)
+"""What later evidence may still change."""
 Bools = npt.NDArray[np.bool_]
 
 
@@ -59,6 +62,8 @@ def categorise(snapshot: Snapshot, replay: Replay, places: Places) -> Verdicts:
     table = np.array([codes[g.category or Category.UNKNOWN] for g in groups], dtype=np.int64)
     category = table[group] if groups else np.zeros(0, dtype=np.int64)
     _late_gradients(category, replay, places, template)
+    open_blocks = np.isin(category, [codes[c] for c in _OPEN])
+    category[find_logits(snapshot, replay, places, open_blocks)] = codes[Category.LOGITS]
     return Verdicts(
         category=category, group=group.reshape(-1), groups=tuple(groups), template=template
     )
@@ -171,12 +176,15 @@ def _settle(groups: list[Allocation], fate: list[Bools], first: Ints) -> None:
     """What classify leaves open because nobody labelled the tensors.
 
     A block of backward that the optimizer meets is a gradient, also where ``zero_grad`` comes only
-    after the next forward began.
+    after the next forward began. What modules ask for while activation checkpointing repeats their
+    forward is kept for their backward.
     """
     for allocation, index in zip(groups, first.tolist(), strict=True):
         persistent = allocation.subcategory == "persistent"
         if persistent and allocation.phase is Phase.BACKWARD and fate[3][index]:
             allocation.category, allocation.subcategory = Category.GRADIENTS, None
+        elif allocation.category is Category.TEMPORARIES and recomputes(allocation.frames):
+            allocation.category, allocation.subcategory = Category.ACTIVATIONS, "recomputed"
 
 
 def _late_gradients(category: Ints, replay: Replay, places: Places, template: Ints) -> None:

@@ -140,12 +140,28 @@ def stack_phase(stack: Stack) -> Phase | None:
         place, _, function = frame.rpartition(" ")
         if function == "_make_grads" or "torch/autograd/__init__.py" in place:
             return Phase.BACKWARD
-        if "torch/utils/checkpoint.py" in place and function in _RECOMPUTE:
+        if _repeats(place, function):
             return Phase.BACKWARD
         if function in _STEPS and ("torch/optim/" in place or "core/optimizer/" in place):
             return Phase.OPTIMIZER
         module_call = module_call or function == "_call_impl"
     return Phase.FORWARD if module_call else None
+
+
+def _repeats(place: str, function: str) -> bool:
+    """Whether a frame repeats a forward for activation checkpointing: torch's and Megatron's."""
+    if "torch/utils/checkpoint.py" in place:
+        return function in _RECOMPUTE
+    return "core/tensor_parallel/random.py" in place and function == "backward"
+
+
+def recomputes(frames: tuple[str, ...]) -> bool:
+    """Whether a module that activation checkpointing runs again asked."""
+    for number, frame in enumerate(frames):
+        place, _, function = frame.rpartition(" ")
+        if _repeats(place, function):
+            return any(inner.endswith(" _call_impl") for inner in frames[:number])
+    return False
 
 
 _STEPS = frozenset({"step", "_use_grad", "profile_hook_step", "step_with_ready_grads", "wrapper"})

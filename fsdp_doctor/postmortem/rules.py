@@ -15,6 +15,7 @@ from fsdp_doctor.postmortem.rule import Rule
 
 DEFINITIONS: dict[str, str] = {
     "device_kind": "kind in ['device_oom', 'driver_oom', 'cut']",
+    "pool_kind": "kind in ['device_oom', 'cut']",
     "computing": "phase in ['forward', 'backward']",
     "early": "moment in ['first_step', 'before_training']",
     "full": "allocated_share >= 0.85",

@@ -352,7 +352,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "precision-upcast",
-        "device_kind and (mentions(top, '.float()') or mentions(top, 'upcast') or "
+        "pool_kind and (mentions(top, '.float()') or mentions(top, 'upcast') or "
         "mentions(top, 'torch.float32') or mentions(top, 'to_fp32') or mentions(top, "
         "'_cast_'))",
         0.4,

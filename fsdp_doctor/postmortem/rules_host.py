@@ -112,6 +112,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "library-allocation",
+        "kind == 'driver_oom' and form == 'driver' and not mentions(config, "
+        "'expandable_segments:true')",
+        0.3,
+        "a call of the driver's own interface, which loads kernels",
+    ),
+    Rule(
+        "library-allocation",
         "outside_share >= 0.1 and outside >= 2000000000",
         0.45,
         "{outside} of this process are outside PyTorch's pool",

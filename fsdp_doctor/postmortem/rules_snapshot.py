@@ -24,7 +24,7 @@ def _seen(
 def _fills(cause: str, group: str, name: str) -> Rule:
     return _seen(
         cause,
-        f"share_{group} >= 0.1 and (unset(kind) or device_kind)",
+        f"share_{group} >= 0.1 and (unset(kind) or pool_kind)",
         0.85,
         f"{name} hold {{held_{group}}} of {{held}}",
         f"held_{group}",
@@ -35,7 +35,7 @@ def _fills(cause: str, group: str, name: str) -> Rule:
 def _leads(cause: str, group: str) -> Rule:
     return _seen(
         cause,
-        f"leading == '{group}' and share_{group} >= 0.2 and (unset(kind) or device_kind)",
+        f"leading == '{group}' and share_{group} >= 0.2 and (unset(kind) or pool_kind)",
         0.25,
         "nothing else holds as much",
     )
@@ -218,7 +218,7 @@ RULES: tuple[Rule, ...] = (
     _seen(
         "library-allocation",
         "kind in ['library_alloc', 'nccl_alloc', 'driver_oom'] and refused == false",
-        0.2,
+        0.35,
         "PyTorch's own allocator refused nothing: memory was wanting outside of its pool",
     ),
     _seen(
