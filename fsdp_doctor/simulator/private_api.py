@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 from fsdp_doctor.errors import InputError
 
@@ -88,6 +89,15 @@ def missing_names(strategy: str) -> Iterator[str]:
         try:
             found = importlib.import_module(module)
             for part in path.split("."):
-                found = getattr(found, part)
+                found = _attribute(found, part)
         except (ImportError, AttributeError):
             yield name.replace(":", ".")
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Return an attribute; of one that only objects have, its annotation in the class.
+
+    Raises AttributeError when there is neither.
+    """
+    annotations = vars(owner).get("__annotations__", {}) if isinstance(owner, type) else {}
+    return annotations[name] if name in annotations else getattr(owner, name)
