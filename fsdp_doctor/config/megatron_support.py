@@ -114,25 +114,26 @@ def own_rules(
     engine, core = engine_of(spec), versions.get("megatron-core")
     ddp = spec.config.megatron.ddp
     old = core is not None and not at_least(core, "0.19")
-    if engine == "megatron_fsdp" and old:
+    if engine == "megatron_fsdp" and core is not None:
         strategy = ddp.data_parallel_sharding_strategy
-        if strategy == "no_shard" and not ddp.overlap_param_gather:
+        gathers = not ddp.overlap_param_gather and not at_least(core, "0.18")
+        if strategy == "no_shard" and gathers:
             yield _violation(
                 "MV001",
                 ("config.megatron.ddp.overlap_param_gather",),
                 "Megatron-FSDP no_shard has no weight buffer, and without overlap_param_gather the "
                 "optimizer step asks for it (AttributeError).",
                 "Turn overlap_param_gather on.",
-                "megatron-core <0.19",
+                "megatron-core <0.18 (run with 0.16.1, 0.17.1 and 0.18.2)",
             )
-        if fake and strategy != "no_shard":
+        if fake and strategy != "no_shard" and not at_least(core, "0.17"):
             yield _violation(
                 "MV002",
                 ("config.megatron.ddp.data_parallel_sharding_strategy",),
                 "this version checks shards across ranks while wrapping, which a fake process "
                 "group cannot answer (validate_uneven_dtensor).",
-                "Use megatron-core 0.19 or later, or real ranks.",
-                "megatron-core <0.19",
+                "Use megatron-core 0.17 or later, or real ranks.",
+                "megatron-core <0.17 (run with 0.16.1 and 0.17.1)",
             )
     if engine == "megatron_fsdp" and core is not None and spec.world_size == 1 and not fake:
         yield from _single_rank_rules(spec, core)

@@ -139,10 +139,18 @@ def test_an_optimizer_cannot_be_offloaded_from_a_cpu() -> None:
 
 
 def test_one_rank_of_many_needs_a_new_core() -> None:
-    """Sharded Megatron-FSDP cannot be wrapped on a fake process group before 0.19."""
+    """Sharded Megatron-FSDP cannot be wrapped on a fake process group before 0.17."""
     built = spec(dist=FSDP, ddp={"data_parallel_sharding_strategy": "optim_grads_params"})
     assert "MV002" in rules(built, OLD, fake=True)
-    assert rules(built, NEW, fake=True) == []
+    for core in ("0.17.1", "0.19.2"):
+        assert "MV002" not in rules(built, {**NEW, "megatron-core": core}, fake=True)
+
+
+def test_no_shard_needs_overlapped_gathers_before_0_18() -> None:
+    """Without a weight buffer the optimizer step of 0.16 and 0.17 breaks; from 0.18 on it runs."""
+    for core, broken in (("0.16.1", True), ("0.17.1", True), ("0.18.2", False), ("0.19.2", False)):
+        found = rules(spec(dist=FSDP), {**NEW, "megatron-core": core})
+        assert ("MV001" in found) is broken, core
 
 
 def test_standalone_package_beside_an_old_core() -> None:
