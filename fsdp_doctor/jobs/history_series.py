@@ -77,8 +77,7 @@ def rank_series(history: History, tokens: float | None = None) -> Series:
         result.notes.append(timers.NOTE)
     if tokens is None and any(one.rates for one in history.ranks.values()):
         result.notes.append(
-            "its lines tell tokens/s instead of step times, which need the job's batch: give its "
-            "config as LOG+CONFIG"
+            "its lines tell tokens/s, which its config would turn into step times: LOG+CONFIG"
         )
     return result
 

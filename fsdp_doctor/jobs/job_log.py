@@ -15,6 +15,8 @@ from fsdp_doctor.jobs.dump import find_config, versions_in
 from fsdp_doctor.jobs.heads import head_of
 from fsdp_doctor.jobs.history_series import Series, rank_series
 from fsdp_doctor.jobs.places import places_of
+from fsdp_doctor.jobs.stamped_steps import NOTE as STAMPED
+from fsdp_doctor.jobs.stamped_steps import add_stamped_times
 from fsdp_doctor.logs.history import History
 from fsdp_doctor.logs.prefix import time_in
 from fsdp_doctor.logs.scan import ScannedLogs, scan_logs
@@ -58,7 +60,12 @@ def read_job(path: Path) -> Job:
     logs = scan_logs(files)
     loaded = find_config(paths, beside)
     fields = loaded.config.fields if loaded else {}
-    series = rank_series(logs.history, _tokens_of_gpu(fields))
+    tokens = _tokens_of_gpu(fields)
+    has_rates = any(one.rates for one in logs.history.ranks.values())
+    stamped = has_rates and tokens is None and add_stamped_times(logs.history, files)
+    series = rank_series(logs.history, tokens)
+    if stamped:
+        series.notes.append(STAMPED)
     if not any(one.steps for one in series.ranks):
         raise InputError(
             "no iteration or memory lines of a known framework in it",

@@ -83,13 +83,13 @@ def test_real_timers_of_a_job_of_64_ranks():
     assert told[0]["backward"] == pytest.approx(75.96321)
 
 
-def titan(directory: Path, name: str, tps: str, unit: str = "tps") -> Path:
-    """Write the log of a torchtitan job of one file."""
+def titan(directory: Path, name: str, tps: str, unit: str = "tps", *, stamp: str = "") -> Path:
+    """Write the log of a torchtitan job of one file; ``stamp``: with ``{n}``, the step."""
     lines = [
-        f"[titan] 2025-01-01 00:00:{n:02},000 - root - INFO - \x1b[31mstep: {n:2}  "
+        f"[titan] {stamp.format(n=n)} - root - INFO - \x1b[31mstep: {n:2}  "
         f"\x1b[32mloss:  9.1  \x1b[33mmemory: 30.00GiB(40.00%)  \x1b[34m{unit}: {tps}  "
         "\x1b[36mtflops: 100.00  \x1b[35mmfu: 10.00%\x1b[39m"
-        for n in range(1, 13)
+        for n in range(10, 40, 2)
     ]
     path = directory / f"{name}.log"
     write(path, "\n".join(lines) + "\n")
@@ -112,9 +112,23 @@ def test_tokens_per_second_of_torchtitan_are_step_times(unit, tmp_path, capsys):
     assert any("mean of 5 iterations" in warning for warning in payload["warnings"])
 
 
-def test_tokens_per_second_without_a_config_say_what_is_missing(tmp_path, capsys):
-    """Memory is compared; the hint says how to get times."""
-    payload = compared(capsys, str(titan(tmp_path, "a", "1,024")), str(titan(tmp_path, "b", "512")))
+def test_time_stamps_stand_in_for_a_config(tmp_path, capsys):
+    """A line every second step, two seconds or two minutes after the one before."""
+    sides = [
+        str(titan(tmp_path, "a", "1,024", stamp="2025-01-01 00:00:{n},250")),
+        str(titan(tmp_path, "b", "512", stamp="2025-01-01 00:{n}:00,250")),
+    ]
+    payload = compared(capsys, *sides)
+    step = metric(payload, "step_time_s")
+    assert (step["a"], step["b"]) == pytest.approx((1.0, 60.0))
+    assert any("between the time stamps" in warning for warning in payload["warnings"])
+
+
+@pytest.mark.parametrize("stamp", ["", "2025-01-01 00:00:{n}"])
+def test_tokens_per_second_without_a_config_say_what_is_missing(stamp, tmp_path, capsys):
+    """Memory is compared; stamps of whole seconds are too coarse; a note says what is missing."""
+    sides = [str(titan(tmp_path, name, "1,024", stamp=stamp)) for name in ("a", "b")]
+    payload = compared(capsys, *sides)
     assert metric(payload, "peak_reserved_bytes")["verdict"] == "same"
     assert not any(m["name"] == "step_time_s" for m in payload["metrics"])
-    assert any("tokens/s instead of step times" in warning for warning in payload["warnings"])
+    assert any("would turn into step times" in warning for warning in payload["warnings"])
