@@ -1,10 +1,10 @@
 """Record real out-of-memory failures with a known cause, for the tests of the diagnosis.
 
     python benchmarks/record_ooms.py [CASE ...] [--out tests/recorded/ooms] [--jobs N]
-    python benchmarks/record_ooms.py --diagnose [--out tests/recorded/ooms]
+    python benchmarks/record_ooms.py --diagnose [--markdown docs/oom-recorded.md]
 
 Recording needs one CUDA device with nobody else on it; ``--diagnose`` only reads what was recorded.
-Not run yet: no recording is in the repository.
+``tests/recorded/ooms`` was recorded so on an H200 (torch 2.11.0).
 
 Each case of ``ooms/cases.py`` is run twice: once without a limit, to see what every phase needs,
 then under a limit between two phases (``ooms/limits.py``), again with another limit where it
@@ -40,6 +40,7 @@ sys.path[:0] = [str(ROOT), str(HERE / "ooms")]
 from cases import CASES, OomCase, case_named  # noqa: E402
 from keep import keep  # noqa: E402
 from limits import Window, as_meant, limit_in, narrowed, window  # noqa: E402
+from table import Row, markdown, row, summary  # noqa: E402
 
 TRIES = 4
 RUN_S = 60.0
@@ -250,41 +251,25 @@ class Recording:
             self.record(case)
 
 
-def diagnosed(out: Path) -> tuple[str, list[str], list[str]]:
-    """Return the cause put in, and the causes told from the log alone and with the snapshot."""
-    from fsdp_doctor.postmortem import examine
-
-    truth = json.loads((out / "case.json").read_text())
-    snapshots = [path for path in (out / "snapshot.pickle.gz",) if path.exists()]
-    told = []
-    for given in ([], snapshots):
-        result = examine([out / "log.txt"], out / "config.json", given)
-        told.append([finding.cause for finding in result.findings])
-    return truth["cause"], told[0], told[1]
-
-
-def diagnose(out: Path, names: Sequence[str], jobs: int) -> int:
+def diagnose(out: Path, names: Sequence[str], jobs: int, page: Path | None = None) -> int:
     """Print the table of causes; return how many are not first with the snapshot."""
-    missed = log_first = 0
+    rows: list[Row] = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting = [(name, pool.submit(diagnosed, out / name)) for name in sorted(names)]
+        waiting = [(name, pool.submit(row, out / name)) for name in sorted(names)]
         for name, done in waiting:
             try:
-                cause, log, both = done.result(timeout=120)
+                found = done.result(timeout=120)
             except Exception as error:  # noqa: BLE001 (the others go on)
                 print(f"{name:28} could not be read: {error!r}", flush=True)
-                missed += 1
                 continue
-            right = both[:1] == [cause]
-            missed += not right
-            log_first += log[:1] == [cause]
-            mark = "first" if right else f"MISSED: {', '.join(both[:3])}"
-            print(f"{name:28} {cause:24} {mark}; log alone: {', '.join(log[:2])}", flush=True)
-    print(
-        f"{len(names) - missed} of {len(names)} diagnosed right with the snapshot, "
-        f"{log_first} from the log alone"
-    )
-    return missed
+            rows.append(found)
+            told, log = ([cause for cause, _ in causes] for causes in (found.both, found.log))
+            mark = "first" if found.right else f"MISSED: {', '.join(told[:3])}"
+            print(f"{name:28} {found.cause:24} {mark}; log alone: {', '.join(log[:2])}", flush=True)
+    print(summary(rows))
+    if page is not None:
+        page.write_text(markdown(rows))
+    return len(names) - sum(found.right for found in rows)
 
 
 def show_cases(cases: Sequence[OomCase], specs: bool) -> None:
@@ -304,6 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="cases at once")
     parser.add_argument("--max-minutes", type=float, default=60.0, help="time for everything")
     parser.add_argument("--diagnose", action="store_true", help="only read what was recorded")
+    parser.add_argument("--markdown", type=Path, help="write the table of --diagnose here")
     parser.add_argument("--no-diagnosis", action="store_true", help="only record")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     parser.add_argument("--dry-run", action="store_true", help="print what would be run and stop")
@@ -317,7 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.diagnose:
         names = [case.name for case in chosen if (options.out / case.name / "case.json").exists()]
-        return 1 if diagnose(options.out, names, options.jobs) else 0
+        return 1 if diagnose(options.out, names, options.jobs, options.markdown) else 0
     clock = Clock(options.max_minutes)
     recording = Recording(options.out, clock)
     recording.run(chosen, options.jobs)

@@ -172,14 +172,16 @@ def _index(text: str) -> int | None:
 def fragmentation(message: Message) -> str:
     """Say whether the idle part of the pool would have been enough.
 
-    yes: idle >= request and >= 3 % of the device; minor: idle >= request but less than that;
-    combined: free + idle >= request, neither alone; partial: idle at least half of the request;
-    no; unknown when a number is missing.
+    yes: idle >= request and >= 3 % of the device or 10 % of what the process may reserve (the usual
+    waste weighs more in a small pool); minor: idle >= request but less than that; combined: free +
+    idle >= request, neither alone; partial: idle at least half of the request; no; unknown when a
+    number is missing.
     """
     idle, request = message.reserved_unallocated_bytes, message.requested_bytes
     if idle is None or request is None:
         return "unknown"
     large = message.total_bytes is not None and idle >= 0.03 * message.total_bytes
+    large = large or (message.limit_bytes is not None and idle >= 0.1 * message.limit_bytes)
     if idle >= request > 0:
         return "yes" if large or message.total_bytes is None else "minor"
     if not large:
