@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fsdp_doctor.attribution.candidates import POOL_CATEGORIES, Blame, blame
-from fsdp_doctor.attribution.observations import fullest_rank
+from fsdp_doctor.attribution.observations import fullest_rank, rank_of
 from fsdp_doctor.model.comparison import Attribution, Metric
 from fsdp_doctor.model.config import ConfigChange
 from fsdp_doctor.model.memory import Anatomy
@@ -219,9 +219,7 @@ def _anatomy(metric: Metric, runs: Sequence[Run], value: float | None) -> Anatom
     found = []
     for run in runs:
         series = (
-            fullest_rank(run, metric.phase)
-            if metric.rank is None
-            else next((s for s in run.ranks if s.rank == metric.rank), None)
+            fullest_rank(run, metric.phase) if metric.rank is None else rank_of(run, metric.rank)
         )
         if series is not None and series.anatomy is not None:
             found.append(series.anatomy)

@@ -147,6 +147,13 @@ def _over_ranks(found: Observations) -> Observations:
     return largest
 
 
+def rank_of(run: Run, rank: int) -> RankSeries | None:
+    """Return a rank's series, which mostly stands at its own number."""
+    if rank < len(run.ranks) and run.ranks[rank].rank == rank:
+        return run.ranks[rank]
+    return next((series for series in run.ranks if series.rank == rank), None)
+
+
 def fullest_rank(run: Run, phase: str | None = None) -> RankSeries | None:
     """Return the rank whose observed step peaks highest, in one phase or (None) in all."""
 

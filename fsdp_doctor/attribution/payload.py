@@ -47,7 +47,14 @@ def comparison_to_payload(comparison: Comparison) -> dict[str, Any]:
 
 def _plain(record: Any) -> dict[str, Any]:
     """Return the fields of a dataclass, not descending into them."""
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+    kind = type(record)
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in fields(record))
+    return {name: getattr(record, name) for name in _NAMES[kind]}
+
+
+_NAMES: dict[type, tuple[str, ...]] = {}
+"""Dataclass -> its fields; there are as many rows as ranks have metrics."""
 
 
 def _config(config: EffectiveConfig) -> dict[str, Any]:
