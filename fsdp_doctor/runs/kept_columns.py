@@ -68,18 +68,15 @@ def columns_path(path: Path) -> Path:
 def keep_columns(path: Path) -> None:
     """Keep the columns of a rank file that is complete; nothing where something in it is unusual.
 
-    Never raises for want of space or rights: the columns only save time.
+    Never raises for want of space, rights or memory: the columns only save time.
     """
-    if path.stat().st_size > MOST_BYTES:
-        return
-    found = read_columns(path, tuple)
-    if found is None:
-        return
     temporary = path.with_suffix(f".columns.{os.getpid()}")
     try:
-        temporary.write_bytes(_encoded(path.read_bytes(), found))
-        temporary.replace(columns_path(path))
-    except OSError:
+        found = read_columns(path, tuple) if path.stat().st_size <= MOST_BYTES else None
+        if found is not None:
+            temporary.write_bytes(_encoded(path.read_bytes(), found))
+            temporary.replace(columns_path(path))
+    except (OSError, MemoryError):
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 

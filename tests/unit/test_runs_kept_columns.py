@@ -132,6 +132,7 @@ def test_short_and_unusual_files_have_no_columns(tmp_path, monkeypatch):
         stream.write('{"record":"failure","kind":"exception","message":"x"}\n')
     keep_columns(path)
     assert not columns_path(path).exists()
+    keep_columns(tmp_path / "gone.jsonl")
     path = write_rank(tmp_path, [], rank=1)
     columns_path(path).mkdir()
     keep_columns(path)
