@@ -24,7 +24,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,12 @@ HERE = Path(__file__).parent
 TRACES = HERE / "allocator"
 sys.path.insert(0, str(TRACES))
 from play import play  # noqa: E402
-from traces import POINTS, UNIT, Event, Outcome, moments, name_of, read  # noqa: E402
+from traces import POINTS, UNIT, Event, Outcome, name_of, read  # noqa: E402
 
 SPEC = HERE.parent / "profiles" / "h200" / "specs" / "fsdp2-reshard.yaml"
 WORLD_SIZE = 8
+ORDERS = 5
+"""Other orders of segments' addresses that every case is played with."""
 STEPS = {"steady": 3, "varying": 12}
 SHORTEST = 0.35
 """Of the spec's sequence, the shortest of ``varying``."""
@@ -60,36 +62,6 @@ TIGHT = (
     "garbage_collection_threshold:0.8,max_split_size_mb:128",
 )
 """Under limits below what the default settings reserve."""
-
-# -- the model --------------------------------------------------------------------------------
-
-
-def play_on_model(events: Sequence[Event], conf: str, limit: int | None) -> Outcome:
-    """Play a trace through the model of the allocator."""
-    from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
-    from fsdp_doctor.memory.caching_allocator import OutOfMemoryModelled
-    from fsdp_doctor.memory.expandable_segments import make_allocator
-
-    allocator = make_allocator(replace(parse_alloc_conf(conf), capacity_bytes=limit))
-    blocks: list[Any] = []
-    outcome, at = Outcome(), moments(events)
-    for index, event in enumerate(events):
-        if isinstance(event, int):
-            allocator.free(blocks[event])
-        else:
-            try:
-                blocks.append(allocator.allocate(*event))
-            except OutOfMemoryModelled:
-                outcome.failed_at = index
-                break
-            outcome.peak = max(outcome.peak, allocator.reserved_bytes)
-            outcome.allocated_peak = max(outcome.allocated_peak, allocator.allocated_bytes)
-        if index in at:
-            outcome.over_time.append(allocator.reserved_bytes // UNIT)
-    outcome.last, outcome.retries = allocator.reserved_bytes, allocator.retries
-    outcome.device_allocations = allocator.segment_allocations
-    return outcome
-
 
 # -- traces and cases -------------------------------------------------------------------------
 
@@ -121,6 +93,8 @@ def simulated(steps: int, *, varying: bool) -> Iterator[Event]:
 
 def chosen_cases(events: Sequence[Event]) -> list[dict[str, Any]]:
     """Return settings and limits for a trace, the limits from what the model holds for it."""
+    from model import play_on_model
+
     free = play_on_model(events, "", None)
     needed, reserved = free.allocated_peak, free.peak
     limits = {
@@ -143,6 +117,8 @@ def chosen_cases(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 def write_events(name: str) -> None:
     """Write a trace with its cases."""
+    from model import play_on_model
+
     events = list(simulated(STEPS[name], varying=name == "varying"))
     found: dict[str, Any] = {"cases": chosen_cases(events), "events": events}
     data = json.dumps(found, separators=(",", ":")).encode()
@@ -165,6 +141,18 @@ class Row:
     limit: int | None
     real: Outcome
     model: Outcome
+    others: list[Outcome]
+    """The model's with segments in other orders of addresses."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing that was counted differs."""
+        return self.real == self.model
+
+    @property
+    def hangs_on_addresses(self) -> bool:
+        """Whether any other order of addresses changes what the model counts."""
+        return any(other != self.model for other in self.others)
 
     @property
     def peak_error(self) -> float:
@@ -194,6 +182,7 @@ class Row:
             f"{real.device_allocations}, {model.device_allocations}",
             f"{real.retries}, {model.retries}",
             _ends(real.failed_at, model.failed_at),
+            "yes" if self.hangs_on_addresses else "no",
         ]
 
 
@@ -208,14 +197,18 @@ def _ends(real: int | None, model: int | None) -> str:
 
 def rows(answers: Sequence[dict[str, Any]], folder: Path) -> Iterator[Row]:
     """Play every answered case through the model."""
+    from model import play_on_model
+
     events = {name_of(path): read(path)["events"] for path in folder.glob("*.json.gz")}
     for answer in answers:
         if "error" in answer:
             continue
         real = Outcome(**{name: answer[name] for name in Outcome.__slots__})
         conf, limit = answer["conf"], answer["limit"]
-        model = play_on_model(events[answer["trace"]], conf, limit)
-        yield Row(answer["trace"], conf, limit, real, model)
+        trace = events[answer["trace"]]
+        model = play_on_model(trace, conf, limit)
+        others = [play_on_model(trace, conf, limit, seed) for seed in range(ORDERS)]
+        yield Row(answer["trace"], conf, limit, real, model, others)
 
 
 def table(answers: Sequence[dict[str, Any]], folder: Path = TRACES) -> str:
@@ -230,12 +223,20 @@ def table(answers: Sequence[dict[str, Any]], folder: Path = TRACES) -> str:
     over_time = sorted(row.worst_over_time for row in found)
     agree = sum(row.real.failed_at == row.model.failed_at for row in found)
     count = len(found)
+    free = [row for row in found if not row.hangs_on_addresses]
+    shuffled = [abs(o.peak / row.real.peak - 1) for row in found for o in row.others]
     lines += [
         "",
         f"Peak reserved: median error {errors[count // 2]:.2%}, worst {errors[-1]:.2%}, exact in "
         f"{errors.count(0)} of {count} cases. At {POINTS} moments of each trace: largest "
         f"difference, of the peak, {over_time[-1]:.2%}; none in {over_time.count(0)} of {count}. "
         f"Whether and where memory runs out: the same in {agree} of {count}.",
+        "",
+        f"In {len(free)} cases nothing changes when the model places segments in {ORDERS} other "
+        f"orders of addresses; of those {sum(row.exact for row in free)} agree in everything that "
+        f"was counted. Of the other {count - len(free)}, "
+        f"{sum(row.exact for row in found) - sum(row.exact for row in free)} do. Peak reserved "
+        f"under the other orders, all cases: worst error {max(shuffled):.2%}.",
     ]
     for name in sorted({row.trace for row in found}):
         lines += [
@@ -243,8 +244,8 @@ def table(answers: Sequence[dict[str, Any]], folder: Path = TRACES) -> str:
             f"`{name}`: peak allocated {found_peak(found, name):,} bytes",
             "",
             "| setting | limit, GiB | peak reserved, bytes | model's | largest over time | at the "
-            "end | device allocations | retries | outcome |",
-            "|---|--:|--:|--:|--:|--:|--:|--:|---|",
+            "end | device allocations | retries | outcome | hangs on addresses |",
+            "|---|--:|--:|--:|--:|--:|--:|--:|---|---|",
         ]
         lines += [f"| {' | '.join(row.cells())} |" for row in found if row.trace == name]
     lines += lost

@@ -138,6 +138,7 @@ def test_the_table_sets_the_model_beside_what_was_counted(
     raw, answers, text = played
     assert "exact in 3 of 3 cases" in text
     assert "the same in 3 of 3" in text
+    assert re.search(r"In 3 cases nothing changes .* of those 3 agree in everything", text)
     answers[0] |= {"peak": 100 * MIB, "over_time": [50] * len(answers[0]["over_time"])}
     answers[3] |= {"failed_at": None}
     changed = tmp_path / "raw.json"
@@ -146,3 +147,23 @@ def test_the_table_sets_the_model_beside_what_was_counted(
     assert "-8,388,608 (-8.00%)" in told
     assert "exact in 2 of 3 cases" in told
     assert "| fits; model: out of memory at event 5 |" in told
+
+
+def test_a_case_that_hangs_on_addresses_is_told_apart(
+    played: tuple[Path, list[dict[str, Any]], str], tmp_path: Path
+) -> None:
+    """Of two free blocks of one size the lower is taken: the rest of a segment, or a whole one that
+    could be given back.
+    """
+    raw, _, _ = played
+    sizes = [30, 20, 10, 20, 50]
+    ask = [[size * MIB, 0] for size in sizes]
+    events: list[Any] = [ask[0], ask[1], 0, ask[2], 1, ask[3], ask[4]]
+    cases = [{"conf": "", "limit": 81 * MIB}, {"conf": "", "limit": None}]
+    trace = tmp_path / "tie.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps({"events": events, "cases": cases}).encode()))
+    answers = tmp_path / "raw.json"
+    assert run("play", trace, "-o", answers, folder=raw.parent).returncode == 0
+    told = run("table", answers, "--traces", tmp_path, folder=raw.parent).stdout
+    assert re.search(r"\| 0\.079 \|.*\| out of memory at event 6, both \| yes \|", told)
+    assert "In 1 cases nothing changes" in told
