@@ -4,8 +4,8 @@
 
 One rank of N on FSDP2 with full activation checkpointing and bfloat16 compute, one sequence of 8192
 tokens; HSDP: shards of 8 ranks, replicated. Goals: 15 s for 8 B, 30 s for 70 B, 1 GB each. CPU
-seconds are those of all processes with torch's import; resident is the sum of what the processes
-held at most, pages that they share counted again and again.
+seconds are those of all processes with torch's import; resident is the sum of what the parent and
+the short runs under way at once held at most, pages that they share counted again and again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from fsdp_doctor.gpus_table import find_gpu
 from fsdp_doctor.simulator.estimate import STEADY_STEPS
 from fsdp_doctor.simulator.request import DryRunRequest
+from fsdp_doctor.simulator.short_cut import AT_ONCE
 from fsdp_doctor.units import format_bytes
 
 MODELS: dict[str, dict[str, int]] = {
@@ -58,7 +59,7 @@ def measure(request: DryRunRequest) -> tuple[int, int, float, int]:
     assert found is not None
     steady = found.steady
     cpu_s, resident = 0.0, 0
-    for who, processes in ((resource.RUSAGE_SELF, 1), (resource.RUSAGE_CHILDREN, 3)):
+    for who, processes in ((resource.RUSAGE_SELF, 1), (resource.RUSAGE_CHILDREN, AT_ONCE)):
         usage = resource.getrusage(who)
         cpu_s += usage.ru_utime + usage.ru_stime
         resident += usage.ru_maxrss * 1024 * processes

@@ -31,7 +31,7 @@ STRATEGIES = ("ddp", "fsdp1", "fsdp2")
 _LEAST = {"ddp": 4, "fsdp1": 4, "fsdp2": 3}
 """Layers of the shortest run: the first, the last and one between; FSDP1's host waits for the
 all-gather before the last one. Each time it is proven that they repeat."""
-_AT_ONCE = 2
+AT_ONCE = 2
 """Processes: each holds about as much memory as the whole run would."""
 
 
@@ -113,7 +113,7 @@ def _run_apart(specs: Sequence[ProfileSpec], simulate: Simulate) -> list[Answer]
     found: dict[int, Answer | None] = {}
     running: dict[Connection, tuple[int, ForkProcess]] = {}
     for index, spec in reversed(list(enumerate(specs))):
-        if len(running) == _AT_ONCE:
+        if len(running) == AT_ONCE:
             _finish(running, found)
         answers, sender = context.Pipe(duplex=False)
         process = context.Process(target=_child, args=(sender, spec, simulate))
