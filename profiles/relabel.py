@@ -1,6 +1,6 @@
 """Name what Megatron-FSDP gathered and queued in runs that were recorded before the rules for it.
 
-    python profiles/relabel.py RUN... [--warning TEXT]
+    python profiles/relabel.py RUN... [--shared-gpu]
 
 A run keeps the Python frames of the largest blocks at its peak. This moves the bytes of those whose
 frames say what they are (the rules of fsdp_doctor/memory/mechanisms.py; buffers made while wrapping
@@ -9,7 +9,8 @@ the peak and in its phase, and where a block is never freed in the other phases 
 byte is added or lost. Frames lose the folder that the packages lay in.
 
 Other phases keep what was said of blocks that live for a moment. A second time it changes nothing.
-``--warning`` adds a line to the warnings of each run.
+``--shared-gpu``: the device's used memory is another job's too and is taken out; a warning says
+that no time means anything.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fsdp_doctor.memory.events import Label
 from fsdp_doctor.memory.mechanisms import by_frames
 from fsdp_doctor.model.memory import Category
 
+SHARED = "Recorded beside other jobs on the same GPU: bytes are exact, no time here means anything."
 _FOLDER = re.compile(r"^/\S*?/(?=megatron(?:_fsdp)?/)")
 _FOLDER_IN_TEXT = re.compile(r'"/[^" ]*?/(?=megatron(?:_fsdp)?/)')
 _BUFFER = "megatron_fsdp/param_and_grad_buffer.py"
@@ -102,13 +104,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--warning")
+    parser.add_argument("--shared-gpu", action="store_true")
     chosen = parser.parse_args()
     for run in chosen.runs:
         manifest = run / "run.json"
         about = json.loads(manifest.read_text(encoding="utf-8"))
-        if chosen.warning and chosen.warning not in about["warnings"]:
-            about["warnings"].append(chosen.warning)
+        if chosen.shared_gpu and SHARED not in about["warnings"]:
+            about["warnings"].append(SHARED)
             manifest.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         for path in sorted(run.glob("rank-*.jsonl")):
             lines = []
@@ -119,6 +121,8 @@ def main() -> None:
                     moved = relabel(record)
                     line = json.dumps(record, separators=(",", ":"))
                     print(f"{path}: {moved:,} bytes")
+                elif chosen.shared_gpu and record.get("device_used_bytes") is not None:
+                    line = json.dumps(record | {"device_used_bytes": None}, separators=(",", ":"))
                 lines.append(_FOLDER_IN_TEXT.sub('"', line))
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
