@@ -58,14 +58,14 @@ def test_megatron_fsdp_divides_everything() -> None:
     found = effect(diff, "sharding.strategy", "parameters")
     assert found.bytes == 2 * (shard - PARAMETERS)
     effects = [e for c in diff.changed for e in c.effects if e.category == "unsharded_parameters"]
-    assert sum(e.bytes or 0 for e in effects) == 2 * (2 * VOCAB * HIDDEN + 15_000_000)
+    assert sum(e.bytes or 0 for e in effects) == 2 * (2 * VOCAB * HIDDEN + 3 * LAYER)
 
 
 def test_a_smaller_communication_unit_gathers_less() -> None:
-    """Half of the unit is the gather window, all of it may wait for reduction."""
+    """Layers that fill half of it are gathered ahead, all of it may wait for reduction."""
     fsdp = "--use-megatron-fsdp --suggested-communication-unit-size"
     diff = difference(f"{fsdp} 80000000", f"{fsdp} 40000000")
-    assert effect(diff, "comm.unit_elems", "unsharded_parameters").bytes == -2 * 20_000_000
+    assert effect(diff, "comm.unit_elems", "unsharded_parameters").bytes == -2 * 2 * LAYER
     assert effect(diff, "comm.unit_elems", "unsharded_gradients").bytes == -2 * 40_000_000
 
 
@@ -115,6 +115,14 @@ def test_offload_takes_a_share_of_the_state() -> None:
     shard = -(-PARAMETERS // RANKS)
     total = sum(e.bytes or 0 for c in diff.changed for e in c.effects)
     assert total == -6 * shard
+
+
+def test_offload_leaves_main_weights_that_the_optimizer_does_not_keep() -> None:
+    """Not precision-aware: only the moments leave; main weights stay, with a copy on the host."""
+    flags = "--use-distributed-optimizer"
+    diff = difference(flags, f"{flags} --optimizer-cpu-offload --optimizer-offload-fraction 0.5")
+    shard = -(-PARAMETERS // RANKS)
+    assert sum(e.bytes or 0 for c in diff.changed for e in c.effects) == -4 * shard
 
 
 def test_tying_matters_on_one_stage_only() -> None:

@@ -106,8 +106,12 @@ def _shard(loads: Loads, fields: Fields) -> int | None:
     return -(-loads.dense // ranks) + -(-loads.expert // expert_ranks)
 
 
-def _state_bytes(fields: Fields, grad: int) -> int | None:
-    """Return bytes per element of master weights, moments and the float32 copy of gradients."""
+def _state_bytes(fields: Fields, grad: int) -> tuple[int, int] | None:
+    """Return bytes per element of what stays on the device, and of what offload moves.
+
+    The moments move; master weights do too where the optimizer keeps them (precision-aware), else
+    they stay beside a copy on the host, as the float32 copy of gradients does.
+    """
     master = dtype_bytes(value(fields, "precision.master"))
     first = dtype_bytes(value(fields, "precision.optim_states"))
     second = dtype_bytes(value(fields, "precision.optim_states_sq"))
@@ -116,17 +120,19 @@ def _state_bytes(fields: Fields, grad: int) -> int | None:
         return None
     aware = bool(value(fields, "optimizer.precision_aware"))
     copy = _FLOAT if 0 < grad < _FLOAT and master == _FLOAT and not aware else 0
-    return master + first + (second if moments == 2 else 0) + copy
+    both = first + (second if moments == 2 else 0)
+    return (0, master + both) if aware else (master + copy, both)
 
 
-def _offloaded(fields: Fields, elements: int | None, state: int) -> int | None:
+def _offloaded(fields: Fields, elements: int | None, state: tuple[int, int]) -> int | None:
     if elements is None:
         return None
     share = 0.0
     if value(fields, "offload.optimizer") == "cpu":
         fraction = value(fields, "offload.optimizer_fraction")
         share = float(fraction) if isinstance(fraction, (int, float)) else 1.0
-    return int(elements * state * (1 - share))
+    stays, moments = state
+    return elements * stays + int(elements * moments * (1 - share))
 
 
 def _transient(
@@ -148,7 +154,8 @@ def _transient(
         window = queue = units
     else:
         elements = number(fields, "comm.unit_elems", 0)
-        window = min(max(elements // 2, loads.unit), layers)
+        ahead = -(-(elements // 2) // max(loads.unit, 1))  # whole units, until they fill the window
+        window = min((1 + ahead) * loads.unit, layers)
         queue = min(elements, whole)
     gathered = loads.outside + window if strategy == "optim_grads_params" else 0
     return {

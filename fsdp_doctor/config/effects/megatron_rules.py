@@ -89,7 +89,12 @@ _COMMUNICATION: dict[str, EffectRule] = {
     ),
     "comm.bucket_bytes": rule(buffers("none", "buckets are parts of one gradient buffer")),
     "comm.unit_elems": rule(
-        Says(Category.UNSHARDED_PARAMETERS, rises, "half of it is the gather window", FSDP),
+        Says(
+            Category.UNSHARDED_PARAMETERS,
+            rises,
+            "units that fill half of it are gathered ahead of the one in use",
+            FSDP,
+        ),
         Says(Category.UNSHARDED_GRADIENTS, rises, "all of it may wait for reduction", FSDP),
     ),
     "comm.average_in_collective": _nothing,
@@ -197,12 +202,12 @@ _RECOMPUTATION: dict[str, EffectRule] = {
         Says(
             Category.OPTIMIZER_STATE,
             ordered("cpu", "none"),
-            "optimizer state and main weights are in host memory",
+            "moments (precision-aware: main weights too) are in host memory",
         ),
         buffers("either", "gradients go to the host, weights come back", DDP),
     ),
     "offload.optimizer_fraction": rule(
-        Says(Category.OPTIMIZER_STATE, falls, "this share is in host memory")
+        Says(Category.OPTIMIZER_STATE, falls, "the moments of this share are in host memory")
     ),
     "offload.optimizer_overlap": rule(
         buffers(switched_on, "copies in flight need buffers", "megatron hybrid_optimizer.py")
