@@ -9,6 +9,7 @@ until the region ends, as ``cached_cast`` does there.
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable
@@ -58,7 +59,13 @@ def _register(library: torch.library.Library, policy: str, name: str, overload: 
     if operator is None:
         return
     full = f"{name}.{overload}" if overload else name
-    library.impl(full, _kernel(operator, policy), "AutocastCPU", allow_override=True)
+    library.impl(full, _kernel(operator, policy), "AutocastCPU", **_override())
+
+
+def _override() -> dict[str, bool]:
+    """Torch 2.6 lets kernels be replaced without being asked to."""
+    known = "allow_override" in inspect.signature(torch.library.Library.impl).parameters
+    return {"allow_override": True} if known else {}
 
 
 def _follow_regions() -> None:
@@ -123,8 +130,9 @@ def _kernel(operator: Any, policy: str) -> Callable[..., Any]:
             dtype = _target(policy, args, kwargs)
             if dtype is None:
                 return operator(*args, **kwargs)
-            cast = {name: _cast(value, dtype) for name, value in kwargs.items()}
-            return operator(*_cast(args, dtype), **cast)
+            # the wrapper's C++ arguments are evaluated from the last to the first, so casts are too
+            cast = {name: _cast(value, dtype) for name, value in reversed(kwargs.items())}
+            return operator(*reversed([_cast(value, dtype) for value in reversed(args)]), **cast)
 
     return run
 
