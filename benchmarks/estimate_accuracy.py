@@ -38,8 +38,6 @@ from fsdp_doctor.simulator.estimate import STEADY_STEPS
 from fsdp_doctor.simulator.request import DryRunRequest
 
 PROFILES = Path(__file__).parent.parent / "profiles"
-HELD_OUT = "h200-held-out"
-"""Runs that were not used while the simulator was written; in the table once they are recorded."""
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 COLUMNS = ("forward", "backward", "optimizer", "peak", "first step", "resident", "reserved")
 
@@ -75,7 +73,7 @@ def compare(directory: Path) -> Row:
     request = DryRunRequest(
         spec=dict(run.manifest.spec or {}) | {"world_size": run.manifest.world_size},
         rank=series.rank,
-        steps=STEADY_STEPS[spec.config.strategy],
+        steps=STEADY_STEPS.get(spec.config.strategy, 1),
         workspace_bytes=find_gpu("h200").cublas_workspace_bytes,
     )
     values: dict[str, tuple[int, int]] = {}
