@@ -62,8 +62,6 @@ def scan_logs(files: Sequence[LogFile]) -> ScannedLogs:
             if len(files) == 1:
                 raise InputError(error.strerror or str(error), where=file.name) from None
             result.warnings.append(f"{file.name}: {error.strerror or error}")
-    if result.bytes == 0 and not result.warnings:
-        result.warnings.append("the logs are empty")
     return result
 
 

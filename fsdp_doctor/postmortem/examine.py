@@ -63,7 +63,8 @@ def examine(
     ``paths`` are files, directories or ``-``; snapshots and run directories among them are taken
     as such, and so are snapshots in a directory of logs. ``snapshots`` must be snapshots.
 
-    Raises InputError when the logs, a snapshot or the config cannot be read.
+    Raises InputError when the logs, a snapshot or the config cannot be read, and when there is not
+    a byte in the logs and nothing else to go by.
     """
     runs = read_runs(paths)
     if runs:
@@ -75,6 +76,14 @@ def examine(
     own = {id(failure): run for run in runs if (failure := add_run(logs, run)) is not None}
     limit = next((f.limit_bytes for f in logs.failures if f.limit_bytes is not None), None)
     shown = read_snapshots([*given, *snapshots], limit) + _inside(inside, limit)
+    if not (logs.bytes or logs.warnings or shown or runs):
+        raise InputError(
+            "the logs are empty",
+            where=", ".join(map(str, paths[:3])),
+            hint="give the log that holds the job's standard error, or a snapshot of the failure",
+        )
+    if files and not logs.bytes and not logs.warnings:
+        logs.warnings.append("the logs are empty")
     join_failures(logs.failures, shown)
     found = triage(logs)
     snapshot = of_failure(shown, found.primary) if shown else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import snapshot_maker as maker
 from golden_files import assert_golden
 
 from fsdp_doctor.cli import main
@@ -151,14 +152,27 @@ def test_html_has_plots(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8").count("<svg") >= 1
 
 
-def test_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty log is an answer: no failure."""
-    path = tmp_path / "a.log"
-    path.write_bytes(b"")
-    answer = run_json(capsys, str(path))
-    assert answer["failures"] == []
-    assert answer["first_failure"] is None
-    assert "empty" in answer["warnings"][0]
+@pytest.mark.parametrize("target", ["a.log", "."])
+def test_empty_log(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty log is no job without failures: one line that names it, and status 2."""
+    (tmp_path / "a.log").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    assert main(["oom", target]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"{target}: the logs are empty" in shown.err
+
+
+def test_empty_log_beside_a_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a snapshot of the failure an empty log is but a warning."""
+    job = maker.training(1, oom=True)
+    maker.write(job.snapshot(), tmp_path / "s.pickle")
+    (tmp_path / "a.log").write_bytes(b"")
+    answer = run_json(capsys, str(tmp_path / "a.log"), "--snapshot", str(tmp_path / "s.pickle"))
+    assert answer["failures"][answer["first_failure"]]["form"] == "snapshot"
+    assert "the logs are empty" in answer["warnings"]
 
 
 @pytest.mark.parametrize(
