@@ -42,6 +42,13 @@ def _flash_backward(args: Any) -> list[int]:
     return [rows, rows * head]
 
 
+def _softmax_backward(args: Any) -> list[int]:
+    """``Tensor tmp = grad * output``: ``cuda/SoftMax.cu``, ``softmax_backward_cuda_out``."""
+    grad, output = args[0], args[1]
+    return [output.numel() * max(grad.element_size(), output.element_size())]
+
+
 _SCRATCH: dict[Any, Callable[[Any], list[int]]] = {
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,  # noqa: SLF001
+    _aten._softmax_backward_data.default: _softmax_backward,  # noqa: SLF001
 }
