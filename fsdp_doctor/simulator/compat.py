@@ -35,6 +35,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fsdp_doctor.simulator import old_collectives
 from fsdp_doctor.training.strategies import base
 
 c10d: Any = dist  # its private names are not in its stubs
@@ -69,6 +70,7 @@ def join_fake_group(rank: int, world_size: int) -> None:
     """Become one rank of a process group whose collectives move nothing."""
     store = FakeStore()
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=store)
+    old_collectives.install()
 
 
 def current_stream() -> int:
