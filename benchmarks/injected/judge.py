@@ -176,17 +176,23 @@ def judge(truth: Truth, measurements: Measurements, simulations: KnownSimulation
 
 
 def _read(comparison: Comparison, row: Row) -> None:
-    """Sum what is said of the peak over all ranks, by injected field."""
+    """Sum what is said of the peak over all ranks, by injected field.
+
+    One written field may set several effective ones (``use_distributed_optimizer`` the engine and
+    what it shards), which are then named together.
+    """
     injected = [one[0] for one in (*row.pair.culprits, *row.pair.decoys)]
     natives = {c.key: {*c.a.native, *c.b.native} for c in comparison.diff.changed}
     for part in comparison.attribution:
         if (part.metric, part.rank, part.phase) != ("peak_allocated_bytes", None, None):
             continue
         share = part.value / row.delta
-        if len(part.keys) != 1:
-            row.together += share if part.keys else 0.0
-            row.unexplained += share if not part.keys else 0.0
+        if not part.keys:
+            row.unexplained += share
             continue
-        owners = [p for p in injected if p in natives.get(part.keys[0], ())]
+        owners = [p for p in injected if all(p in natives.get(key, ()) for key in part.keys)]
+        if not owners and len(part.keys) > 1:
+            row.together += share
+            continue
         for owner in owners[:1] or [part.keys[0]]:
             row.said[owner] = row.said.get(owner, 0.0) + share
