@@ -100,6 +100,7 @@ def install(watcher: Watcher) -> None:
     _patch_ddp(watcher)
     _patch_optimizers()
     _replace(torch.cpu, "Event", _make_event(watcher))
+    _complete_streams()
     torch.cpu.Stream.synchronize = lambda _self: watcher.wait_until(  # type: ignore[attr-defined]
         watcher.position
     )
@@ -127,6 +128,20 @@ def _make_event(watcher: Watcher) -> type:
             watcher.wait_until(self._position)
 
     return Event
+
+
+def _complete_streams() -> None:
+    """Give the host's streams what torch 2.6 to 2.9 leave out."""
+
+    def record_event(_self: Any, event: Any = None) -> Any:
+        event = torch.cpu.Event() if event is None else event
+        event.record()
+        return event
+
+    stream: Any = torch.cpu.Stream
+    for name, method in (("record_event", record_event), ("wait_event", lambda *_args: None)):
+        if not hasattr(stream, name):
+            setattr(stream, name, method)
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:
