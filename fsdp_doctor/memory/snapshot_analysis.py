@@ -10,6 +10,7 @@ import numpy as np
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.memory.snapshot_files import find_snapshots
 from fsdp_doctor.memory.snapshot_growth import find_growth
+from fsdp_doctor.memory.snapshot_kept import find_kept_outputs, find_state_copies
 from fsdp_doctor.memory.snapshot_reader import ReadLimits, Snapshot, read_snapshot
 from fsdp_doctor.memory.snapshot_space import describe_space, explain_oom, ranges_at
 from fsdp_doctor.memory.snapshot_view import View, view_device
@@ -113,6 +114,8 @@ def analyse_view(
         oom=oom,
         growth=growth,
         replay=None if oom is None else replay_settings(view, oom, limit_bytes),
+        kept_outputs=None if at is None else find_kept_outputs(view, at),
+        state_copies=None if at is None else find_state_copies(view, at),
         units=len(set(view.places.units) - {None}),
         warnings=tuple(_warnings(view)),
     )

@@ -149,6 +149,28 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptOutputs:
+    """What forwards that no backward followed left behind, nearly all of one piece of code."""
+
+    passes: int
+    """Forwards since the last backward or optimizer step."""
+    blocks: int
+    bytes: int
+    made_by: TopAllocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopies:
+    """Blocks as large as those of the state, made outside of the phases of a step."""
+
+    blocks: int
+    bytes: int
+    refused: bool
+    """Whether the same code made the request that was refused."""
+    made_by: TopAllocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotAnalysis:
     """Everything one snapshot tells about one device."""
 
@@ -175,6 +197,9 @@ class SnapshotAnalysis:
     """FSDP units that annotations name."""
     replay: AllocatorReplay | None = None
     """What other allocator settings would have made of it; None where nothing was refused."""
+    kept_outputs: KeptOutputs | None = None
+    """Until the refused request; None where nothing was refused, or where there are none."""
+    state_copies: StateCopies | None = None
     findings: tuple[Finding, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -110,6 +110,40 @@ RULES: tuple[Rule, ...] = (
         "repeated",
     ),
     _seen(
+        "evaluation-accumulation",
+        "outputs_share >= 0.2",
+        0.8,
+        "{outputs_passes} forwards without a backward left {outputs_blocks} blocks of one piece of "
+        "code behind: {outputs}",
+        "outputs",
+    ),
+    _seen(
+        "activations",
+        "outputs_share >= 0.2 and phase != 'evaluation'",
+        -0.6,
+        "but forwards without a backward left nothing but outputs behind",
+    ),
+    _seen(
+        "logits",
+        "outputs_share >= 0.2 and phase != 'evaluation'",
+        -0.6,
+        "but it is outputs of several forwards that are kept",
+    ),
+    _seen(
+        "checkpoint-copies",
+        "state_copies_share >= 0.03 and state_copies_refused",
+        0.75,
+        "{state_copies_blocks} blocks as large as those of the state were made outside of a step, "
+        "{state_copies} in all, and one more was asked for",
+        "state_copies",
+    ),
+    _seen(
+        "state-does-not-fit",
+        "state_copies_share >= 0.03 and state_copies_refused",
+        -0.3,
+        "but copies of it were being made",
+    ),
+    _seen(
         "activations",
         "phase == 'evaluation'",
         -0.6,

@@ -41,7 +41,7 @@ SIZES = frozenset(
         *(f"held_{group}" for group in (*GROUPS, "waiting", "copies")),
         *("held", "pieces", "largest_piece", "elsewhere", "private_reserved", "pinned_free"),
         *("kept", "kept_per_step", "kept_first", "kept_last", "repeated", "largest_unit"),
-        *("device_free", "replay_margin"),
+        *("device_free", "replay_margin", "outputs", "state_copies"),
     }
 )
 """Names of facts that are bytes."""
@@ -73,6 +73,22 @@ def snapshot_facts(found: SnapshotAnalysis, of_device: float | None = None) -> d
         **_replay(found),
         **_space(found),
         **_growth(found),
+        **_piles(found, held),
+    }
+
+
+def _piles(found: SnapshotAnalysis, held: int) -> dict[str, Any]:
+    """What one piece of code piled up."""
+    outputs, copies = found.kept_outputs, found.state_copies
+    return {
+        "outputs": outputs.bytes if outputs else None,
+        "outputs_share": outputs.bytes / max(found.focus.reserved_bytes, 1) if outputs else 0.0,
+        "outputs_blocks": outputs.blocks if outputs else 0,
+        "outputs_passes": outputs.passes if outputs else 0,
+        "state_copies": copies.bytes if copies else None,
+        "state_copies_share": copies.bytes / max(held, 1) if copies else 0.0,
+        "state_copies_blocks": copies.blocks if copies else 0,
+        "state_copies_refused": copies is not None and copies.refused,
     }
 
 

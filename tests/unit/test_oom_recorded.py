@@ -6,8 +6,10 @@ doing, of the numbers torch's own counters, which it prints in its message.
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
+import pickle
 import re
 import sys
 from functools import cache
@@ -165,6 +167,43 @@ def test_what_is_kept_is_small_and_nameless(name: str) -> None:
     for path in (folder / "log.txt", folder / "case.json"):
         roots = set(re.findall(r"(?<![\w.:/])/(\w+)/", path.read_text()))
         assert roots <= {"workspace", "pytorch"}
+
+
+def nameless(name: str) -> dict[str, Any]:
+    """A recorded snapshot without annotations, its job's own functions all called ``run``."""
+    snapshot: dict[str, Any] = pickle.loads(
+        gzip.decompress((RECORDED / name / "snapshot.pickle.gz").read_bytes())
+    )
+    snapshot["external_annotations"] = []
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    for holder in (*blocks, *(event for trace in snapshot["device_traces"] for event in trace)):
+        for frame in holder.get("frames") or ():
+            if "benchmarks/ooms" in frame["filename"]:
+                frame |= {"filename": "/workspace/train.py", "name": "run"}
+    return snapshot
+
+
+@pytest.mark.parametrize("name", ["ddp-checkpoint", "fsdp2-evaluation-expandable"])
+def test_what_piles_up_needs_no_name(name: str, tmp_path: Path) -> None:
+    """Copies of the state and kept outputs are told from a snapshot alone in which no function is
+    called after what it does: by sizes, and by forwards that no backward follows.
+    """
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(nameless(name)))
+    assert examine([path]).findings[0].cause == truth(name)["cause"]
+
+
+@pytest.mark.parametrize("name", ["ddp-checkpoint", "fsdp2-checkpoint", "ddp-evaluation",
+                                  "fsdp2-evaluation-expandable"])  # fmt: skip
+def test_piles_are_measured(name: str) -> None:
+    """What piled up is nearly all of what nothing else explains, or of the logits."""
+    snapshot = examined(name).snapshot
+    assert snapshot is not None
+    pile = snapshot.state_copies or snapshot.kept_outputs
+    assert pile is not None
+    kind = "unknown" if truth(name)["fault"] == "checkpoint" else "logits"
+    assert pile.bytes == pytest.approx(snapshot.focus.categories[kind], rel=0.01)
+    assert pile.blocks >= 10
 
 
 def test_page_is_what_is_found() -> None:
