@@ -232,6 +232,8 @@ def test_unknown_actions_and_other_devices_are_ignored() -> None:
 
 def test_engines_are_told_by_their_frames() -> None:
     fsdp2 = "site-packages/torch/distributed/fsdp/_fully_shard/"
+    megatron = "site-packages/megatron/core/distributed/fsdp/src/megatron_fsdp/"
+    buffer = megatron + "param_and_grad_buffer.py"
     call = ("site-packages/torch/nn/modules/module.py", "_call_impl")
     cases = {
         ((fsdp2 + "_fsdp_param.py", "alloc_storage"),
@@ -245,6 +247,10 @@ def test_engines_are_told_by_their_frames() -> None:
         (("site-packages/torch/nn/functional.py", "cross_entropy"),): "logits",
         (("site-packages/torch/distributed/fsdp/_flat_param.py",
           "_alloc_padded_unsharded_flat_param"),): "unsharded_parameters",
+        ((buffer, "fetch_bucket"), (buffer, "async_bucket_gather")): "unsharded_parameters",
+        ((buffer, "fetch_bucket"), (buffer, "main_grad_getter")): "unsharded_gradients",
+        (("site-packages/megatron_fsdp/param_and_grad_buffer.py",
+          "_bucket_group_gradient_reduce"),): "communication",
     }  # fmt: skip
     for frames, category in cases.items():
         device = Device()

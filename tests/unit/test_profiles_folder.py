@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -59,3 +60,28 @@ def test_the_list_counts_what_is_missing() -> None:
         check=True,
     )
     assert done.stdout == "h200/world-2: 33 specs, 0 not recorded\n"
+
+
+def test_recorded_blocks_are_named_once(tmp_path: Path) -> None:
+    """Naming what a Megatron run recorded moves bytes the first time; a second time nothing."""
+    run = PROFILES / "h200-megatron" / "of-8" / "fsdp-params"
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path = copy / "rank-00000.jsonl"
+    kept = path.read_text()
+    named, told = '"unsharded_gradients","subcategory":"reduce_scatter_queue"', '"frames"'
+    assert named in kept
+    assert told in kept
+    path.write_text(kept.replace(named, '"temporaries","subcategory":null'))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["record"] == "anatomy":
+            places = (line["categories"], line["phases"]["backward"]["categories"])
+            for categories in places:
+                categories["temporaries"] += categories.pop("unsharded_gradients")
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    script = [sys.executable, PROFILES / "relabel.py", copy]
+    for _ in range(2):
+        subprocess.run(script, check=True, capture_output=True)
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        assert found == [json.loads(line) for line in kept.splitlines()]
