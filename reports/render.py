@@ -43,7 +43,7 @@ MEGATRON_PAIRS = {
     "megatron-small-unit": ("fsdp-params", "fsdp-params-small-unit"),
 }
 """Report name -> two Megatron runs of one rank of 8."""
-WITH_HTML = ("reshard-off", "ddp-to-fsdp2", "megatron-small-unit")
+WITH_HTML = ("reshard-off", "ddp-to-fsdp2", "megatron-small-unit", "megatron-zero1-to-zero2")
 
 
 def reports() -> Iterator[tuple[str, str]]:
