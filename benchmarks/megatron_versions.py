@@ -11,6 +11,7 @@ through a fake process group.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import platform
 import shutil
 import subprocess
@@ -165,6 +166,8 @@ def child(name: str, fake_of: int | None, folder: Path) -> None:
         text = f"fails: {type(error).__name__}: {first[:90]}"
     if os.environ.get("RANK", "0") == "0":
         print(f"RESULT {text}", flush=True)
+    for writer in multiprocessing.active_children():  # of torch_dist; they would keep the pipe open
+        writer.kill()
     os._exit(0)
 
 
