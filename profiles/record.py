@@ -10,6 +10,7 @@ was cut short goes on where it stopped.
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import subprocess
 import sys
@@ -90,10 +91,17 @@ SETS: dict[str, Recording] = {
 
 
 def missing(name: str, output: Path) -> list[Path]:
-    """Return the specs of a set of which there is no run below ``output``."""
-    return [
-        path for path in SETS[name].paths() if not (output / name / path.stem / "run.json").exists()
-    ]
+    """Return the specs of a set of which there is no run below ``output``, or half a one."""
+    return [path for path in SETS[name].paths() if not _ended(output / name / path.stem)]
+
+
+def _ended(run: Path) -> bool:
+    """Whether a run came to an end of its own, be it a failure."""
+    try:
+        status = json.loads((run / "run.json").read_text())["status"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return status in ("completed", "failed")
 
 
 def command(name: str, specs: list[Path], output: Path) -> list[str]:
@@ -101,7 +109,8 @@ def command(name: str, specs: list[Path], output: Path) -> list[str]:
     # a single spec is recorded into the folder itself, several into folders of their own
     folder = output / name / specs[0].stem if len(specs) == 1 else output / name
     profile = [sys.executable, "-m", "fsdp_doctor", "profile", *map(str, specs)]
-    return [*profile, *SETS[name].arguments, "--device", "cuda", "-o", str(folder)]
+    # --force: what is left of an interrupted run
+    return [*profile, *SETS[name].arguments, "--device", "cuda", "--force", "-o", str(folder)]
 
 
 def record(name: str, output: Path, until: float) -> bool:

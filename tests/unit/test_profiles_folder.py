@@ -18,14 +18,17 @@ import record  # noqa: E402
 
 sys.path.remove(str(PROFILES))
 
+CUT_SHORT = ("h200-held-out/world-8",)
+"""Sets that lack runs; their README says which."""
+
 
 @pytest.mark.parametrize("name", sorted(record.SETS))
 def test_a_set_is_recorded_whole_or_not_at_all(name: str) -> None:
-    """No run is left over from other specs, and none is forgotten."""
+    """No run is left over from other specs, and none is forgotten but of sets that were cut short."""
     recorded = {path.parent.name for path in (PROFILES / name).glob("*/run.json")}
     wanted = {path.stem for path in record.SETS[name].paths()}
     assert wanted
-    assert recorded in (set(), wanted)
+    assert recorded in (set(), wanted) or (recorded < wanted and name in CUT_SHORT)
 
 
 @pytest.mark.parametrize("name", sorted(record.SETS))
@@ -41,14 +44,17 @@ def test_runs_were_made_with_the_arguments_of_their_set(name: str) -> None:
 
 
 def test_what_is_recorded_is_not_recorded_again(tmp_path: Path) -> None:
-    """A set that was cut short goes on with what is missing."""
+    """A set that was cut short goes on with what is missing, an interrupted run included."""
     name = "h200/world-8"
     first, second, *_ = record.SETS[name].paths()
     (tmp_path / name / first.stem).mkdir(parents=True)
-    (tmp_path / name / first.stem / "run.json").touch()
+    run = tmp_path / name / first.stem / "run.json"
+    run.write_text('{"status": "completed"}')
     lacking = record.missing(name, tmp_path)
     assert first not in lacking
     assert second in lacking
+    run.write_text('{"status": "interrupted"}')
+    assert first in record.missing(name, tmp_path)
 
 
 def test_the_list_counts_what_is_missing() -> None:
