@@ -24,7 +24,7 @@ CUT_SHORT = ("h200-held-out/world-8",)
 
 @pytest.mark.parametrize("name", sorted(record.SETS))
 def test_a_set_is_recorded_whole_or_not_at_all(name: str) -> None:
-    """No run is left over from other specs, and none is forgotten but of sets that were cut short."""
+    """No run is left over, and none is forgotten but of sets that were cut short."""
     recorded = {path.parent.name for path in (PROFILES / name).glob("*/run.json")}
     wanted = {path.stem for path in record.SETS[name].paths()}
     assert wanted
