@@ -87,7 +87,8 @@ def compare(directory: Path) -> Row:
         if spec.config.strategy == "fsdp2":
             others["FSDPMemTracker"] = apart(tracked_peak_bytes, spec, series.rank)
     except Exception as error:  # noqa: BLE001 (told in the table; the other runs go on)
-        notes.append(f"{type(error).__name__}: {str(error)[:300]}")
+        told = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+        notes.append(f"{told}{str(error)[:300]}")
     return Row(
         name=name_of(directory, run.manifest.world_size),
         strategy=spec.config.strategy,
@@ -99,16 +100,19 @@ def compare(directory: Path) -> Row:
 
 def name_of(directory: Path, world_size: int) -> str:
     """Return what the table calls a run."""
-    kind = directory.parent.parent.name.removeprefix("h200").strip("-").replace("-", " ")
-    apart = f" ({directory.parent.name})" if directory.parent.name.startswith("check") else ""
-    return f"{kind}, 1 of {world_size}: {directory.name}{apart}".removeprefix(", ")
+    first, *between, last = directory.relative_to(PROFILES).parts
+    kind = first.removeprefix("h200").strip("-").replace("-", " ")
+    if last.startswith("launch"):  # a point of bisect
+        *_, last = between
+    apart = f" ({between[0]})" if between and between[0].startswith("check") else ""
+    return f"{kind}, 1 of {world_size}: {last}{apart}".removeprefix(", ")
 
 
 def compare_once(directory: Path, cache: Path | None) -> Row:
     """Compare, unless the row lies in the cache."""
     if cache is None:
         return compare(directory)
-    path = cache / f"{'-'.join(directory.parts[-3:])}.json"
+    path = cache / f"{'-'.join(directory.relative_to(PROFILES).parts)}.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Row)
     row = compare(directory)
@@ -142,17 +146,20 @@ def simulate(request: DryRunRequest) -> RankEstimate:
 def recorded_runs() -> list[Path]:
     """Return every run on an H200 that came to its end, by set, world size and name."""
     found = []
-    for path in PROFILES.glob("h200*/*/*/run.json"):
+    for path in PROFILES.glob("h200*/**/run.json"):
         manifest = load_run(path.parent).manifest
         if manifest.status == "completed" and manifest.device_type == "cuda":
-            found.append((path.parts[-4], manifest.world_size, path.parts[-3:-1], path.parent))
+            first, *rest = path.parent.relative_to(PROFILES).parts
+            if not first.endswith("step-time") or "calibration" in rest:  # launches of one spec
+                found.append((first, manifest.world_size, rest, path.parent))
     return [directory for *_, directory in sorted(found)]
 
 
 def called(directory: Path) -> set[str]:
     """Return the names under which a run is chosen."""
-    a, b, c = directory.parts[-3:]
-    return {a, b, f"{a}/{b}", f"{b}/{c}", f"{a}/{b}/{c}"}
+    parts = directory.relative_to(PROFILES).parts
+    places = range(len(parts) + 1)
+    return {"/".join(parts[i:j]) for i in places for j in places if i < j} - {parts[-1]}
 
 
 def recorded_spec(run: Run) -> ProfileSpec:
