@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from page import write_table
+
 from fsdp_doctor.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator
 from fsdp_doctor.memory.expandable_segments import make_allocator
 from fsdp_doctor.memory.snapshot_child import load
@@ -240,8 +242,7 @@ def main() -> int:
     paths = chosen.snapshots or [p for glob in SNAPSHOTS for p in sorted(HERE.parent.glob(glob))]
     text = table([row for path in paths for row in rows(path)])
     if chosen.output:
-        intro = chosen.output.read_text(encoding="utf-8").partition("<!-- table -->")[0]
-        chosen.output.write_text(f"{intro}<!-- table -->\n\n{text}", encoding="utf-8")
+        write_table(chosen.output, text)
     print(text)
     return 0
 

@@ -30,7 +30,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 TRACES = HERE / "allocator"
-sys.path.insert(0, str(TRACES))
+sys.path[:0] = [str(HERE), str(TRACES)]
+from page import write_table  # noqa: E402
 from play import play  # noqa: E402
 from traces import POINTS, UNIT, Event, Outcome, name_of, read  # noqa: E402
 
@@ -290,8 +291,7 @@ def main() -> int:
         return play(paths, chosen.output, chosen.jobs, chosen.max_seconds)
     text = table(json.loads(chosen.raw.read_text()), chosen.traces)
     if chosen.output:
-        intro = chosen.output.read_text(encoding="utf-8").partition("<!-- table -->")[0]
-        chosen.output.write_text(f"{intro}<!-- table -->\n\n{text}", encoding="utf-8")
+        write_table(chosen.output, text)
     print(text)
     return 0
 

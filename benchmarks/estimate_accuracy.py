@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import msgspec
 from closed_forms import closed_form_bytes
+from page import write_table
 from torch_tracker import tracked_peak_bytes
 
 from fsdp_doctor.config.spec import spec_from_mapping
@@ -266,8 +267,7 @@ def main() -> int:
         print(rows[-1].name, told, file=sys.stderr, flush=True)
     text = table(rows)
     if arguments.output:
-        intro = arguments.output.read_text(encoding="utf-8").partition("<!-- table -->")[0]
-        arguments.output.write_text(f"{intro}<!-- table -->\n\n{text}", encoding="utf-8")
+        write_table(arguments.output, text)
     print(text)
     return 0
 

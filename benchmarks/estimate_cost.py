@@ -18,6 +18,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from page import write_table
+
 from fsdp_doctor.gpus_table import find_gpu
 from fsdp_doctor.simulator.estimate import STEADY_STEPS
 from fsdp_doctor.simulator.request import DryRunRequest
@@ -97,9 +99,8 @@ def main() -> int:
                 lines.append(f"| {model} | {mesh} | {world_size} | {sizes} | {cost} |")
                 print(lines[-1], flush=True)
     if arguments.output:
-        intro = arguments.output.read_text(encoding="utf-8").partition("<!-- table -->")[0]
         text = "\n".join(lines) + "\n"
-        arguments.output.write_text(f"{intro}<!-- table -->\n\n{text}", encoding="utf-8")
+        write_table(arguments.output, text)
     return 0
 
 

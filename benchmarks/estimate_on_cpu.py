@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from page import write_table
 
 from fsdp_doctor.config.spec import load_written_spec
 from fsdp_doctor.model.estimate import StepEstimate
@@ -98,8 +99,7 @@ def main() -> int:
             print("\n".join(lines[-4:]), file=sys.stderr, flush=True)
     text = "\n".join(lines) + "\n"
     if arguments.output:
-        intro = arguments.output.read_text(encoding="utf-8").partition("<!-- table -->")[0]
-        arguments.output.write_text(f"{intro}<!-- table -->\n\n{text}", encoding="utf-8")
+        write_table(arguments.output, text)
     print(text)
     return 0
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from page import write_table
 
 from fsdp_doctor.gpus_table import find_gpu
 from fsdp_doctor.model.estimate import RankEstimate
@@ -137,8 +138,7 @@ def main() -> int:
             print(f"    {text[:200]}", file=sys.stderr)
     text = "\n".join(lines) + "\n"
     if arguments.output:
-        intro = arguments.output.read_text(encoding="utf-8").partition("<!-- table -->")[0]
-        arguments.output.write_text(f"{intro}<!-- table -->\n\n{text}", encoding="utf-8")
+        write_table(arguments.output, text)
     print(text)
     return 1 if wrong else 0
 

@@ -15,13 +15,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from page import write_table
+
 from fsdp_doctor.runs import load_run
 from fsdp_doctor.runs.summary import steady_peak_bytes
 
 PROFILES = Path(__file__).parent.parent / "profiles" / "h200"
 SPECS = ("fsdp2-reshard", "fsdp2-accumulate-no-sync", "fsdp1-full-shard", "ddp")
 WORLD_SIZE = 8
-INTRO = "<!-- table -->"
 
 
 def version(python: str) -> str:
@@ -77,8 +78,7 @@ def main() -> int:
     text = "\n".join(lines) + "\n"
     print(text)
     if arguments.output:
-        intro = arguments.output.read_text(encoding="utf-8").partition(INTRO)[0]
-        arguments.output.write_text(f"{intro}{INTRO}\n\n{text}", encoding="utf-8")
+        write_table(arguments.output, text)
     return int("error:" in text)
 
 

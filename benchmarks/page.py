@@ -1,0 +1,13 @@
+"""Pages under docs/ that a benchmark fills: the words are written by hand, the table is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_MARK = "<!-- table -->"
+
+
+def write_table(page: Path, table: str) -> None:
+    """Replace what follows the mark of a page by ``table``; what stands above it stays."""
+    words = page.read_text(encoding="utf-8").partition(_MARK)[0]
+    page.write_text(f"{words}{_MARK}\n\n{table}", encoding="utf-8")
