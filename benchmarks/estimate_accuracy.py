@@ -76,6 +76,7 @@ def compare(directory: Path) -> Row:
         rank=series.rank,
         steps=STEADY_STEPS.get(spec.config.strategy, 1),
         workspace_bytes=find_gpu("h200").cublas_workspace_bytes,
+        alloc_conf=allocator_settings(run),
     )
     values: dict[str, tuple[int, int]] = {}
     others: dict[str, int] = {}
@@ -105,7 +106,8 @@ def name_of(directory: Path, world_size: int) -> str:
     kind = first.removeprefix("h200").strip("-").replace("-", " ")
     if last.startswith("launch"):  # a point of bisect
         *_, last = between
-    apart = f" ({between[0]})" if between and between[0].startswith("check") else ""
+    told = between and (between[0].startswith("check") or kind == "fit")
+    apart = f" ({between[0]})" if told else ""
     return f"{kind}, 1 of {world_size}: {last}{apart}".removeprefix(", ")
 
 
@@ -167,6 +169,13 @@ def recorded_spec(run: Run) -> ProfileSpec:
     """Return the spec that was run."""
     raw = dict(run.manifest.spec or {}) | {"world_size": run.manifest.world_size}
     return spec_from_mapping(raw, "run.json")
+
+
+def allocator_settings(run: Run) -> str:
+    """Return the ``PYTORCH_CUDA_ALLOC_CONF`` that a job was run with."""
+    variables = run.manifest.environment.get("variables")
+    found = variables.get("PYTORCH_CUDA_ALLOC_CONF") if isinstance(variables, dict) else None
+    return str(found or "")
 
 
 def parameters(run: Run) -> int:

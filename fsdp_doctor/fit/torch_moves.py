@@ -14,6 +14,7 @@ _NONE = is_one_of(None)
 _FLOAT32 = is_one_of(None, "float32")
 _IN_FLOAT32 = {"config.precision.autocast": _NONE, "config.precision.parameters": _FLOAT32}
 _RECOMPUTE = "blocks run their forward again in backward"
+_SELECTIVE = "parts of blocks run again in backward; the host asks a policy at every operator"
 _GATHER = "all-gathers of the parameters in backward"
 
 
@@ -26,7 +27,7 @@ def _checkpointing(mode: str, strength: int, before: tuple[str, ...], title: str
         when={STRATEGY: _TORCH, _MODE: is_one_of(*before), "config.compile": is_one_of(False)},
         sets={_MODE: mode, **({_EVERY: 2} if mode == "every_n" else {})},
         saves="activations of blocks",
-        costs=_RECOMPUTE,
+        costs=_SELECTIVE if mode == "selective" else _RECOMPUTE,
     )
 
 

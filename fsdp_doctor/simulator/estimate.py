@@ -37,8 +37,8 @@ _FSDP1 = (
     "runs ahead of the GPU; peak_reserved_low_bytes is for one that does not"
 )
 _MEGATRON = (
-    "megatron-core {} as installed here, with its local layers; not yet checked against a recorded "
-    "run"
+    "megatron-core {} as installed here, with its local layers; runs of 0.19.2 are what it was "
+    "checked against"
 )
 _OFFLOAD = "offloaded state lies in host memory, which is not counted"
 

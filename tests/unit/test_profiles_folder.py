@@ -18,17 +18,14 @@ import record  # noqa: E402
 
 sys.path.remove(str(PROFILES))
 
-CUT_SHORT = ("h200-held-out/world-8",)
-"""Sets that lack runs; their README says which."""
-
 
 @pytest.mark.parametrize("name", sorted(record.SETS))
 def test_a_set_is_recorded_whole_or_not_at_all(name: str) -> None:
-    """No run is left over, and none is forgotten but of sets that were cut short."""
+    """No run is left over, and none is forgotten."""
     recorded = {path.parent.name for path in (PROFILES / name).glob("*/run.json")}
     wanted = {path.stem for path in record.SETS[name].paths()}
     assert wanted
-    assert recorded in (set(), wanted) or (recorded < wanted and name in CUT_SHORT)
+    assert recorded in (set(), wanted)
 
 
 @pytest.mark.parametrize("name", sorted(record.SETS))
