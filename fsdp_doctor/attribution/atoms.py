@@ -75,9 +75,17 @@ class Flips:
         if len(point) == len(self.atoms):
             paths |= {path for path in self.beside if path not in _UNCOUNTED}
         target = _leaves(self.b)
+        start = _leaves(self.a)
+        gone = {
+            path
+            for path, value in start.items()
+            if value is _PRESENT
+            and not _still_there(path, {p: v for p, v in start.items() if p not in paths}, target)
+        }
+        told = {p for p in paths if not any(p.startswith(f"{section}.") for section in gone)}
         return tuple(
             f"{path}={_written(_value_or_default(path, target))}"
-            for path in sorted(paths)
+            for path in sorted(told | gone)
             if target.get(path) is not _PRESENT
         )
 

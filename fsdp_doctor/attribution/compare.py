@@ -12,6 +12,7 @@ from fsdp_doctor.attribution.compatibility import (
     check_usable,
     compatibility_warnings,
 )
+from fsdp_doctor.attribution.contradicted import as_measured
 from fsdp_doctor.attribution.controlled import is_controlled
 from fsdp_doctor.attribution.findings import straggler_findings, time_findings
 from fsdp_doctor.attribution.memory_findings import memory_findings
@@ -104,7 +105,7 @@ def compare_with_diff(
     return Comparison(
         name_a=a[0].manifest.name,
         name_b=b[0].manifest.name,
-        diff=diff,
+        diff=as_measured(diff, metrics) if settled else diff,
         metrics=metrics,
         attribution=attribution,
         findings=tuple(sorted(findings, key=_urgency)),

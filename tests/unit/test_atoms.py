@@ -47,6 +47,18 @@ PAIRS = {
         spec_of({"strategy": "fsdp2"}),
         spec_of({"strategy": "fsdp2", "fsdp2": {"mesh": {"replicate": 2, "shard": 2}}}),
     ),
+    "hybrid-removed": (
+        spec_of(
+            {
+                "strategy": "fsdp1",
+                "fsdp1": {
+                    "sharding_strategy": "HYBRID_SHARD",
+                    "mesh": {"replicate": 2, "shard": 2},
+                },
+            }
+        ),
+        spec_of({"strategy": "fsdp1"}, micro_batch=2),
+    ),
 }
 
 

@@ -107,3 +107,23 @@ def test_the_built_in_model_does_not_depend_on_git():
     a, b = run_of_git("1", spec=GPT), run_of_git("2", dirty=True, spec=GPT, peaks=MORE)
     assert levels([a], [b]) == {2}
     assert compare_with_diff([a], [b], make_diff(CHANGE)).warnings == ()
+
+
+def test_an_effect_that_a_controlled_pair_contradicts_loses_its_direction():
+    """A category that fell at the peaks is not said to rise; where more may differ, it is."""
+    change = make_change(
+        RESHARD,
+        True,
+        False,
+        make_effect("unknown", "down", -GIB),
+        make_effect("activations", "up"),
+        make_effect("unsharded_parameters", "up", GIB),
+    )
+    other = {"environment": {"torch": "2.12.0"}}
+    told = []
+    for beside in ({}, other):
+        b = make_run(peaks=MORE, **beside)
+        result = compare_with_diff([make_run()], [b], make_diff(change))
+        told.append([(e.direction, e.bytes) for e in result.diff.changed[0].effects])
+    assert told[0] == [("either", None), ("up", None), ("up", GIB)]
+    assert told[1] == [("down", -GIB), ("up", None), ("up", GIB)]

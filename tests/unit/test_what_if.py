@@ -190,6 +190,25 @@ def test_a_simulation_that_disagrees_is_no_prediction():
     assert sum(row.value for row in rows if not row.keys) == 400 * MIB
 
 
+def test_bytes_that_a_run_names_otherwise_are_still_divided():
+    """200 MiB gathered are temporaries in the run: no prediction, but the field has its share; two
+    categories that miss in one direction are a miss, which divides nothing.
+    """
+    b = spec_of("b", workload__micro_batch=2, config__fsdp2={"reshard_after_forward": False})
+    named = {"unsharded_parameters": -200 * MIB, "temporaries": 200 * MIB}
+    missed = {"unsharded_parameters": -200 * MIB, "parameters": -50 * MIB}
+    shares = []
+    for extra in (named, missed):
+        comparison, _ = compared(b, extra)
+        rows = [row for row in peak_rows(comparison) if row.category == "unsharded_parameters"]
+        by_keys = {row.keys: row for row in rows}
+        shares.append(by_keys.pop(("sharding.reshard_after_forward",), None))
+        assert sum(row.value for row in rows) == 0
+    assert shares[0] is not None
+    assert (shares[0].value, shares[0].level) == (200 * MIB, 0)
+    assert shares[1] is None
+
+
 def test_one_field_is_not_simulated_unless_asked():
     """A lone changed field costs no simulation by default; where it alone differs, never."""
     other = {"environment": {"torch": "0"}}
