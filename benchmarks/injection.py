@@ -2,13 +2,14 @@
 
     python benchmarks/injection.py [--pairs 60] [--seed 1] [--work DIR] [-o docs/injection.md]
 
-Each pair differs in 1 to 6 fields (and its name): one to three of them move memory, the rest are
-decoys, which are inert, cosmetic or without effect on memory. The truth comes from real training
-steps: one rank of many for every combination of the culprits, whose Shapley values are the true
-shares of the peak; runs of A with all decoys, and of B without them, show that these are harmless
-beside the culprits too. ``compare`` is then given the runs of A and B alone, and may simulate.
-Pairs in which nothing moved, whose decoys were not harmless, or which the rules forbid, are drawn
-anew and counted; pairs with a launch that failed are listed as not judged, and replaced.
+Each pair differs in 1 to 6 fields (and its name): one to three of them may move memory, the rest
+are decoys, which are inert, cosmetic or without effect on memory; up to two other fields have
+their other value on both sides. The truth comes from real training steps: one rank of many for
+every combination of the culprits, whose Shapley values are the true shares of the peak; runs of A
+with all decoys, and of B without them, show that these are harmless beside the culprits too.
+``compare`` is then given the runs of A and B alone, and may simulate. Pairs in which nothing moved,
+whose decoys were not harmless, or which the rules forbid, are drawn anew and counted; pairs with a
+launch that failed are listed as not judged, and replaced.
 
 On a GPU, launches only, several at a time; judged later where there is none, by the versions of
 torch and Megatron-Core that are installed there:
@@ -38,7 +39,7 @@ from pathlib import Path
 from injected.fields import STRATEGIES, TORCH
 from injected.judge import KnownSimulations, NoGood, Row, Truth, find_truth, judge
 from injected.measure import Measurements
-from injected.pairs import Pair, draw_pairs
+from injected.pairs import DrawnPairs, Pair, draw_pairs
 from injected.table import head, line, report, truth_line
 
 from fsdp_doctor.errors import DoctorError
@@ -121,7 +122,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--work", type=Path, default=None, help="where runs are kept")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--one-rank-of", type=int, default=2, metavar="N")
+    parser.add_argument("--one-rank-of", type=int, default=4, metavar="N")
     parser.add_argument("--jobs", type=int, default=1, help="launches at a time")
     parser.add_argument("--part", default="0/1", help="K/N: every N-th pair only, from the K-th on")
     parser.add_argument("--max-minutes", type=float, default=None, help="launch no more then")
@@ -140,7 +141,11 @@ def main(arguments: Sequence[str]) -> int:
     work.mkdir(parents=True, exist_ok=True)
     until = None if options.max_minutes is None else time.time() + 60 * options.max_minutes
     part, parts = map(int, options.part.split("/"))
-    pairs = draw_pairs(options.seed, options.strategies, options.device, options.one_rank_of)
+    drawn = DrawnPairs(work, options.seed)
+    pairs = drawn.recorded()
+    if not options.judge_only:
+        ranks = options.one_rank_of
+        pairs = drawn.kept(draw_pairs(options.seed, options.strategies, options.device, ranks))
     started = time.monotonic()
     with ExitStack() as stack:
         measurements = stack.enter_context(
@@ -173,7 +178,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.output is not None:
         command = f"python benchmarks/injection.py {shlex.join(arguments)}"
         runs = [measurements.run_of(row.pair.a).manifest for row in benchmark.rows]
-        options.output.write_text(head(command, runs) + text)
+        options.output.write_text(head(command, benchmark.rows, runs) + text)
     return int(any(True for row in benchmark.rows for _ in row.problems()))
 
 

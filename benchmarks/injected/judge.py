@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +20,7 @@ from fsdp_doctor.model.estimate import RankEstimate
 from fsdp_doctor.model.spec import ProfileSpec
 from fsdp_doctor.simulator.many import Simulations
 from injected.measure import Measurements
-from injected.pairs import Pair
+from injected.pairs import Pair, keys_of
 
 HARMLESS = 0.001
 """Decoys may move a peak by this share: below it ``compare`` calls memory the same."""
@@ -181,7 +181,9 @@ def _read(comparison: Comparison, row: Row) -> None:
     One written field may set several effective ones (``use_distributed_optimizer`` the engine and
     what it shards), which are then named together.
     """
-    injected = [one[0] for one in (*row.pair.culprits, *row.pair.decoys)]
+    written = {
+        one[0]: keys_of(one, row.pair.ranks) for one in (*row.pair.culprits, *row.pair.decoys)
+    }
     natives = {c.key: {*c.a.native, *c.b.native} for c in comparison.diff.changed}
     for part in comparison.attribution:
         if (part.metric, part.rank, part.phase) != ("peak_allocated_bytes", None, None):
@@ -190,9 +192,18 @@ def _read(comparison: Comparison, row: Row) -> None:
         if not part.keys:
             row.unexplained += share
             continue
-        owners = [p for p in injected if all(p in natives.get(key, ()) for key in part.keys)]
+        owners = [
+            name
+            for name, keys in written.items()
+            if all(_writes(keys, natives.get(key, ())) for key in part.keys)
+        ]
         if not owners and len(part.keys) > 1:
             row.together += share
             continue
         for owner in owners[:1] or [part.keys[0]]:
             row.said[owner] = row.said.get(owner, 0.0) + share
+
+
+def _writes(keys: Collection[str], natives: Collection[str]) -> bool:
+    """Return whether one of the keys of a spec, or a section among them, is behind a field."""
+    return any(native == key or native.startswith(f"{key}.") for native in natives for key in keys)

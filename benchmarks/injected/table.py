@@ -14,18 +14,21 @@ _HEAD = """# Injection benchmark: which flag did it
 
 Written by `{command}`.
 
-Each pair of specs differs in 1 to 6 fields: culprits that move memory, and decoys that are inert,
-cosmetic or without effect on memory. True shares are Shapley values of the peak over real runs of
-every combination of the culprits (a rank of {ranks} on {device});
+Each pair of specs differs in 1 to 6 fields: culprits that may move memory, and decoys that are
+inert, cosmetic or without effect on memory; {shared}. True shares are
+Shapley values of the peak over real runs of every combination of the culprits (a rank of {ranks} on
+{device});
 decoys are shown to be harmless by runs of A with all of them and of B without. `compare` sees the
 runs of A and B alone and simulates what lies between. "Simulated": the points of its design; 0
 where one field alone differs, whose pair of runs settles it. Run with {run};
 simulated with {simulated}.
 
 """
+_SHARED = "up to two more fields have an unusual value on both sides"
+_NONE_SHARED = "all others have their usual value"
 
 
-def head(command: str, runs: Sequence[RunManifest]) -> str:
+def head(command: str, rows: Sequence[Row], runs: Sequence[RunManifest]) -> str:
     """Return what the table is; ``runs``: those it rests on."""
     first = runs[0]
     device = "the CPU, counted by the CPU tracker"
@@ -34,6 +37,7 @@ def head(command: str, runs: Sequence[RunManifest]) -> str:
     return _HEAD.format(
         command=command,
         ranks=first.world_size,
+        shared=_SHARED if any(row.pair.shared for row in rows) else _NONE_SHARED,
         device=device,
         run=_versions((run.environment for run in runs), ("torch", "megatron_core")),
         simulated=_versions([installed_versions()], ("torch", "megatron-core")),

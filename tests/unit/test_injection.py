@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from fsdp_doctor.config.spec import written_spec_from_mapping
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
 sys.path.insert(0, str(BENCHMARKS))
-from injected.fields import STRATEGIES, base, culprits, decoys, put  # noqa: E402
+from injected.fields import STRATEGIES, base, culprits, decoys, flip  # noqa: E402
 from injected.judge import NoGood, Row, Truth, find_truth  # noqa: E402
 from injected.measure import FILE, Measurements  # noqa: E402
-from injected.pairs import Pair, digest, draw_pairs  # noqa: E402
+from injected.pairs import DrawnPairs, Pair, digest, draw_pairs, keys_of  # noqa: E402
 
 sys.path.remove(str(BENCHMARKS))
 
@@ -34,7 +35,7 @@ def test_every_field_of_a_strategy_changes_its_spec(strategy: str, device: str) 
     start = written_spec_from_mapping(plain, "base").spec
     for field in (*culprits(strategy, device), *decoys(strategy)):
         raw = {**base(strategy, device, 8), "name": "x"}
-        put(raw, field[0], field[2])
+        flip(raw, field, 8)
         assert written_spec_from_mapping(raw, field[0]).spec != start
 
 
@@ -44,6 +45,24 @@ def test_a_seed_draws_the_same_pairs_again() -> None:
     other = [p.b for p in islice(draw_pairs(6, STRATEGIES, "cuda", 8), 14)]
     assert first == again
     assert first != other
+
+
+def test_pairs_of_a_folder_outlive_the_fields_they_were_drawn_from(tmp_path: Path) -> None:
+    """What was recorded is judged as it was drawn, and drawing goes on behind it."""
+    drawn = list(islice(draw_pairs(5, STRATEGIES, "cuda", 8), 4))
+    assert list(DrawnPairs(tmp_path, 5).kept(iter(drawn[:2]))) == drawn[:2]
+    other = [replace(pair, culprits=(), decoys=()) for pair in drawn]
+    assert list(DrawnPairs(tmp_path, 5).kept(iter(other))) == [*drawn[:2], *other[2:]]
+    assert list(DrawnPairs(tmp_path, 5).recorded()) == [*drawn[:2], *other[2:]]
+    assert list(DrawnPairs(tmp_path, 6).recorded()) == []
+
+
+def test_no_key_is_written_twice_in_a_pair() -> None:
+    """A mesh that comes with a sharding strategy belongs to that field alone."""
+    for pair in islice(draw_pairs(5, STRATEGIES, "cuda", 8), 100):
+        fields = (*pair.culprits, *pair.decoys, *pair.shared)
+        keys = [key for one in fields for key in keys_of(one, 8)]
+        assert len(keys) == len(set(keys))
 
 
 def _pair() -> Pair:
