@@ -143,11 +143,10 @@ def _parts(divided: Split, explored: Explored) -> list[_Part]:
         )
         for category in sorted({*divided.a, *divided.b, *simulated}, key=str)
     ]
-    apart = [part for part in parts if not part.agrees]
-    misses = [part.measured - part.told for part in apart]
-    if abs(sum(misses)) > _CANCELLED * sum(map(abs, misses)):
+    misses = {part.category: part.measured - part.told for part in parts}
+    if abs(sum(misses.values())) > _CANCELLED * sum(map(abs, misses.values())):
         return parts
-    renamed = tuple(part.category for part in apart)
+    renamed = tuple(category for category, miss in misses.items() if miss)
     return [replace(part, renamed=() if part.agrees else renamed) for part in parts]
 
 
