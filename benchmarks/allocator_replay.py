@@ -28,7 +28,7 @@ from page import write_table
 
 from fsdp_doctor.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator
 from fsdp_doctor.memory.expandable_segments import make_allocator
-from fsdp_doctor.memory.snapshot_child import load
+from fsdp_doctor.memory.snapshot_pickle import load
 from fsdp_doctor.memory.snapshot_whatif import recorded_settings
 
 HERE = Path(__file__).parent

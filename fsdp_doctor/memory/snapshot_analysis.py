@@ -15,7 +15,7 @@ from fsdp_doctor.memory.snapshot_reader import ReadLimits, Snapshot, read_snapsh
 from fsdp_doctor.memory.snapshot_space import describe_space, explain_oom, ranges_at
 from fsdp_doctor.memory.snapshot_view import View, view_device
 from fsdp_doctor.memory.snapshot_whatif import replay_settings
-from fsdp_doctor.model.snapshot import SnapshotAnalysis
+from fsdp_doctor.model.snapshot import SnapshotAnalysis, StepSummary
 
 
 def analyse_snapshot(
@@ -117,7 +117,7 @@ def analyse_view(
         kept_outputs=None if at is None else find_kept_outputs(view, at),
         state_copies=None if at is None else find_state_copies(view, at),
         units=len(set(view.places.units) - {None}),
-        warnings=tuple(_warnings(view)),
+        warnings=tuple(_warnings(view, steps)),
     )
 
 
@@ -130,7 +130,7 @@ def _format(snapshot: Snapshot) -> str:
     return "torch 2.5 or later" if len(snapshot.note_names) else "torch 2.2 or later"
 
 
-def _warnings(view: View) -> list[str]:
+def _warnings(view: View, steps: list[StepSummary]) -> list[str]:
     """What limits the analysis."""
     replay, snapshot = view.replay, view.snapshot
     found = list(replay.notes)
@@ -145,7 +145,7 @@ def _warnings(view: View) -> list[str]:
             f"blocks of {nameless} bytes ({share:.0%} of the peak) are older than the history: "
             "nobody knows what they hold; record from the start, or with more max_entries"
         )
-    if replay.end and not view.steps():
+    if replay.end and not steps:
         found.append("no steps recognised: neither annotations nor stacks name forward")
     others = [d for d in snapshot.devices() if d != replay.device and _used(snapshot, d)]
     if others:

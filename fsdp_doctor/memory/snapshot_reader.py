@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.memory.cuda_trace import format_frames
-from fsdp_doctor.memory.snapshot_child import ACTIONS
+from fsdp_doctor.memory.snapshot_columns import ACTIONS
 from fsdp_doctor.redact import redact_text
 
 Ints = npt.NDArray[np.int64]
@@ -31,6 +31,7 @@ ACTION = {name: number for number, name in enumerate(ACTIONS)}
 INACTIVE, ALLOCATED, PENDING_FREE = 0, 1, 2
 """States of a block."""
 _CHILD = Path(__file__).with_name("snapshot_child.py")
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _DTYPES = {"B": np.uint8, "i": np.int32, "q": np.int64, "Q": np.uint64}
 
 
@@ -46,6 +47,8 @@ class ReadLimits:
     cpu_base_s: float = 10.0
     cpu_bytes_per_s: float = 4e6
     wall_s: float = 3600.0
+    large_bytes: int = 8 << 20
+    """From this size on the events are read without the unpickler, where their form allows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +137,10 @@ def read_snapshot(path: Path, limits: ReadLimits | None = None) -> Snapshot:
 def _run_child(
     file: IO[bytes], limits: ReadLimits, path: Path
 ) -> tuple[dict[str, Any], memoryview]:
-    command = [sys.executable, "-I", "-S", str(_CHILD), json.dumps(asdict(limits))]
+    options = {**asdict(limits), "packages": str(Path(np.__file__).parents[1])}
+    command = [sys.executable, "-I", "-S", str(_CHILD), json.dumps(options)]
     child = subprocess.Popen(
-        command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}
+        command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_ONE_THREAD
     )
     try:
         output, _ = child.communicate(timeout=limits.wall_s)

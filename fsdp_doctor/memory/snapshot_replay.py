@@ -114,35 +114,30 @@ def rounded(sizes: Ints) -> Ints:
 
 def _pair(trace: Trace) -> tuple[Blocks, int, Ints]:
     """Blocks that the trace itself tells of, how many frees fit none, and its addresses."""
+    alloc, requested, completed = (ACTION[name] for name in (
+        "alloc", "free_requested", "free_completed",
+    ))  # fmt: skip
     events = trace.where("alloc", "free_requested", "free_completed")
     events = events[np.argsort(trace.addr[events], kind="stable")]
     addr, kind = trace.addr[events], trace.action[events]
     count = len(events)
-    follows = np.zeros(count + 2, dtype=bool)
-    follows[1:count] = addr[1:] == addr[:-1]
-    after = np.full(count + 2, NEVER)
-    after[:count] = events
-    what = np.full(count + 2, 255)
-    what[:count] = kind
-    here = np.arange(count)
-    alloc, requested, completed = (ACTION[name] for name in (
-        "alloc", "free_requested", "free_completed",
-    ))  # fmt: skip
-    first = ~follows[:count]
-    starts = (kind == alloc) | first
-    orphans = int((~starts & (kind != alloc) & ~_expected(what, here)).sum())
+    first = np.ones(count + 2, dtype=bool)
+    first[1:count] = addr[1:] != addr[:-1]
+    starts = first[:count] | (kind == alloc)
+    before, now = kind[:-1], kind[1:]
+    continues = (before == alloc) | ((before == requested) & (now != requested))
+    orphans = int((~starts[1:] & ~continues).sum())
     # where a block's story has its free: at its own entry (older than the trace), or the next one
-    own = kind != alloc
-    next_known = follows[here + 1]
-    free_at = np.where(own, here, np.where(next_known, here + 1, count))
-    died = np.where(own & (kind == completed), BEFORE, after[free_at])
-    done_at = np.where(
-        (what[free_at] == requested) & follows[free_at + 1] & (what[free_at + 1] == completed),
-        free_at + 1,
-        np.where(what[free_at] == requested, count, free_at),
-    )
-    chosen = np.flatnonzero(starts)
-    index = events[chosen]
+    here = np.flatnonzero(starts)
+    own = kind[here] != alloc
+    free_at = np.where(own, here, np.where(first[here + 1], count, here + 1))
+    what = np.append(kind, np.array([255, 255], kind.dtype))
+    freed, then = what[free_at], what[free_at + 1]
+    done_at = np.where(freed == requested, count, free_at)
+    both = (freed == requested) & ~first[free_at + 1] & (then == completed)
+    done_at[both] = free_at[both] + 1
+    after = np.append(events, NEVER)
+    index = events[here]
     return (
         Blocks(
             addr=trace.addr[index],
@@ -151,23 +146,14 @@ def _pair(trace: Trace) -> tuple[Blocks, int, Ints]:
             rest=np.zeros(len(index), dtype=np.int64),
             stream=trace.stream[index].astype(np.int64),
             pool=trace.pool[index].astype(np.int64),
-            stack=np.where(own[chosen], -1, trace.stack[index]).astype(np.int64),
-            born=np.where(own[chosen], BEFORE, index),
-            died=died[chosen],
-            completed=after[done_at[chosen]],
+            stack=np.where(own, -1, trace.stack[index]).astype(np.int64),
+            born=np.where(own, BEFORE, index),
+            died=np.where(own & (freed == completed), BEFORE, after[free_at]),
+            completed=after[done_at],
         ),
         orphans,
-        addr[first],
+        addr[first[:count]],
     )
-
-
-def _expected(what: Ints, here: Ints) -> npt.NDArray[np.bool_]:
-    """Whether a free that is not the first of its address continues what stands before it."""
-    before = what[here - 1]
-    after_alloc = before == ACTION["alloc"]
-    after_request = before == ACTION["free_requested"]
-    is_request = what[here] == ACTION["free_requested"]
-    return np.asarray(after_alloc | (after_request & ~is_request), dtype=np.bool_)
 
 
 def _with_end_state(

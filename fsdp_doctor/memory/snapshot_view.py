@@ -142,7 +142,7 @@ class View:
         step = self.places.at(max(marked - 1, 0)).step
         if step < 0:
             return 0, self.replay.end
-        steps = [s.step for s in self.steps() if s.step <= step][-3:]
+        steps = sorted({s.step for s in self.places.log.phases if 0 <= s.step <= step})[-3:]
         begin, end = self.step_window(steps[0])[0], self.step_window(step)[1]
         if end == self.replay.end:  # what a failure lets go of is not the story
             end = min(end, marked + max((marked - begin) // 10, 1))
