@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from fsdp_doctor.errors import InputError
 
 GIB = 1 << 30
-_HOPPER_WORKSPACE = 32 << 20
+HOPPER_WORKSPACE = 32 << 20
+"""Bytes of cuBLAS's workspace from Hopper on."""
 _OLDER_WORKSPACE = 8320 << 10
 
 
@@ -104,11 +105,11 @@ GPUS = {
         GpuModel(
             "h200",
             int(139.80 * GIB),
-            _HOPPER_WORKSPACE,
+            HOPPER_WORKSPACE,
             replace(_H100, memory_bytes_per_s=4.8e12, source="NVIDIA H200 data sheet, else H100's"),
         ),
-        GpuModel("h100", int(79.10 * GIB), _HOPPER_WORKSPACE, _H100),
-        GpuModel("b200", int(178.35 * GIB), _HOPPER_WORKSPACE, _B200),
+        GpuModel("h100", int(79.10 * GIB), HOPPER_WORKSPACE, _H100),
+        GpuModel("b200", int(178.35 * GIB), HOPPER_WORKSPACE, _B200),
         GpuModel("a100-80", int(79.15 * GIB), _OLDER_WORKSPACE, _A100),
         GpuModel(
             "a100-40",

@@ -77,6 +77,12 @@ class StreamNotes:
     waits: list[tuple[int, int]] = field(default_factory=list)
     """(position, earlier position): at the first the host waited for what was queued at the
     second."""
+    releases: list[int] = field(default_factory=list)
+    """Positions of ``torch.cuda.empty_cache()``."""
+
+    def without_uses(self) -> StreamNotes:
+        """The same for a GPU that has done everything at once."""
+        return StreamNotes(releases=self.releases)
 
 
 def replay_log(
@@ -117,11 +123,19 @@ class _Player:
         self.peaks = _Peaks(self.allocator)
         self._log, self._uses = log, streams.uses
         self._waits = sorted(streams.waits, reverse=True)
+        self._releases = sorted(streams.releases, reverse=True)
         self._blocks: dict[int, Block] = {}
         self._position = 0
 
     def play(self, end: int) -> None:
         """Replay up to a position."""
+        while self._releases and self._releases[-1] <= end:
+            position = self._releases.pop()
+            self._play_waiting(position)
+            self.allocator.release_cached()
+        self._play_waiting(end)
+
+    def _play_waiting(self, end: int) -> None:
         while self._waits and self._waits[-1][0] <= end:
             position, done = self._waits.pop()
             self._play(position)

@@ -17,7 +17,7 @@ Private (torch 2.13 and 2.14):
 * optimizers: ``optimizer._foreach_supported_types``, ``GradScaler._maybe_opt_step``,
   ``_foreach_utils._get_foreach_kernels_supported_devices``;
 * ``torch.cpu.Event``, ``torch.utils.weakref`` (``swap_tensors`` refuses tensors that fake mode
-  remembers), ``torch._C._current_autograd_node``, ``_current_graph_task_id``.
+  remembers); streams: ``streams.py``.
 """
 # ruff: noqa: SLF001
 
@@ -35,7 +35,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fsdp_doctor.simulator import old_collectives
+from fsdp_doctor.simulator import old_collectives, streams
 from fsdp_doctor.training.strategies import base
 
 c10d: Any = dist  # its private names are not in its stubs
@@ -57,6 +57,9 @@ class Watcher(Protocol):
     def wait_until(self, position: int) -> None:
         """The host waited until the GPU had done everything queued at ``position``."""
 
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache()`` was called."""
+
     def rebuild_buckets(self, sizes: list[int]) -> None:
         """DDP drops its buckets and makes new ones of these bytes."""
 
@@ -73,26 +76,9 @@ def join_fake_group(rank: int, world_size: int) -> None:
     old_collectives.install()
 
 
-def current_stream() -> int:
-    """A number for the stream that FSDP believes to be current (``torch.cpu`` keeps track)."""
-    return stream_number(torch.cpu.current_stream())
-
-
-_streams: list[Any] = []
-
-
-def stream_number(stream: Any) -> int:
-    """A number for a stream object; the default stream, asked for first, is 0."""
-    for number, known in enumerate(_streams):
-        if known is stream:
-            return number
-    _streams.append(stream)
-    return len(_streams) - 1
-
-
 def install(watcher: Watcher) -> None:
     """Patch torch for the rest of this process."""
-    current_stream()
+    streams.install()
     _mesh_is_real()
     _data_moves_device()
     _patch_fsdp2()
@@ -101,6 +87,7 @@ def install(watcher: Watcher) -> None:
     _patch_optimizers()
     _replace(torch.cpu, "Event", _make_event(watcher))
     _complete_streams()
+    _replace(torch.cuda, "empty_cache", watcher.empty_cache)
     torch.cpu.Stream.synchronize = lambda _self: watcher.wait_until(  # type: ignore[attr-defined]
         watcher.position
     )
@@ -131,7 +118,7 @@ def _make_event(watcher: Watcher) -> type:
 
 
 def _complete_streams() -> None:
-    """Give the host's streams what torch 2.6 to 2.9 leave out."""
+    """Give the host's streams what torch 2.6 to 2.9 leave out, and events to all."""
 
     def record_event(_self: Any, event: Any = None) -> Any:
         event = torch.cpu.Event() if event is None else event
@@ -139,9 +126,9 @@ def _complete_streams() -> None:
         return event
 
     stream: Any = torch.cpu.Stream
-    for name, method in (("record_event", record_event), ("wait_event", lambda *_args: None)):
-        if not hasattr(stream, name):
-            setattr(stream, name, method)
+    stream.record_event = record_event
+    if not hasattr(stream, "wait_event"):
+        stream.wait_event = lambda *_args: None
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:
@@ -323,11 +310,3 @@ def _patch_optimizers() -> None:
         return chosen.step(*args, **kwargs)
 
     _replace(torch.amp.GradScaler, "_maybe_opt_step", step)
-
-
-def in_backward() -> int:
-    """A number for the autograd node that is being evaluated; 0 outside of backward."""
-    if torch._C._current_graph_task_id() == -1:
-        return 0
-    node = torch._C._current_autograd_node()
-    return 0 if node is None else node._sequence_nr() + 1

@@ -130,9 +130,11 @@ def _kernel(operator: Any, policy: str) -> Callable[..., Any]:
             dtype = _target(policy, args, kwargs)
             if dtype is None:
                 return operator(*args, **kwargs)
-            # the wrapper's C++ arguments are evaluated from the last to the first, so casts are too
-            cast = {name: _cast(value, dtype) for name, value in reversed(kwargs.items())}
-            return operator(*reversed([_cast(value, dtype) for value in reversed(args)]), **cast)
+            # the wrapper's C++ arguments are evaluated from the last to the first, as are casts;
+            # they end in the opposite order, as this list's do
+            named = {name: _cast(value, dtype) for name, value in reversed(kwargs.items())}
+            cast = [_cast(value, dtype) for value in reversed(args)]
+            return operator(*reversed(cast), **named)
 
     return run
 

@@ -1,6 +1,6 @@
 """Operators that torch decomposes otherwise on a CPU are made to follow CUDA.
 
-What a fake run allocates is decided by which operators run: attention must be the flash or
+What a fake run allocates is decided by which operators run: attention must be the cuDNN, flash or
 memory-efficient kernel (not the CPU's), RMSNorm one fused operator (torch 2.9+), dropout a byte
 mask. Kernels are registered for the CPU's dispatch keys, for the rest of the process.
 """
@@ -17,6 +17,12 @@ _libraries: list[torch.library.Library] = []
 _aten: Any = torch.ops.aten
 _FLASH_HEAD_DIM = 256
 """Largest head of the flash kernel (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``)."""
+_CUDNN_HEAD_DIM = 128
+"""Largest head that cuDNN's backward takes on every GPU where it is preferred (same file)."""
+_cudnn = False
+"""Whether cuDNN comes first: on Hopper and Blackwell, where torch carries a cuDNN newer than 9.15
+(``check_prefer_cudnn_attention`` of the same file; torch 2.11 is the first)."""
+_CUDNN_SINCE = (2, 11)
 
 
 Note = Callable[[str, list[Any], list[Any]], None]
@@ -24,10 +30,11 @@ Note = Callable[[str, list[Any], list[Any]], None]
 _note: Note = lambda _name, _reads, _writes: None  # noqa: E731
 
 
-def install(note: Note = _note) -> None:
-    """Register the kernels."""
-    global _note  # noqa: PLW0603 (kernels of a process are registered once)
+def install(note: Note = _note, *, hopper: bool = True) -> None:
+    """Register the kernels. ``hopper``: whether the GPU is a Hopper or newer."""
+    global _note, _cudnn  # noqa: PLW0603 (kernels of a process are registered once)
     _note = note
+    _cudnn = hopper and tuple(map(int, torch.__version__.split(".")[:2])) >= _CUDNN_SINCE
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     kernels = {"scaled_dot_product_attention": _attention, "dropout": _dropout}
@@ -55,17 +62,21 @@ def _attention(  # noqa: PLR0917 (the operator's signature)
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Choose the kernel by CUDA's order of preference: flash, memory-efficient, plain."""
+    """Choose the kernel by CUDA's order of preference: cuDNN, flash, memory-efficient, plain."""
     if enable_gqa and query.shape[-3] != key.shape[-3]:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     half = query.dtype in (torch.bfloat16, torch.float16)
     common = (dropout_p, is_causal)
+    fits = query.dim() == 4 and query.shape[-1] % 8 == 0 and query.shape[-1] <= _CUDNN_HEAD_DIM
+    needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
+    if _cudnn and half and attn_mask is None and fits:
+        operator = _aten._scaled_dot_product_cudnn_attention  # noqa: SLF001
+        return _first(operator(query, key, value, None, needs_grad, *common, False, scale=scale))
     if half and attn_mask is None and query.dim() == 4 and query.shape[-1] <= _FLASH_HEAD_DIM:
         operator = _aten._scaled_dot_product_flash_attention  # noqa: SLF001
         return _first(operator(query, key, value, *common, scale=scale))
     if query.dim() == 4 and query.shape[-1] % (8 if half else 4) == 0:
-        needs_grad = query.requires_grad or key.requires_grad or value.requires_grad
         operator = _aten._scaled_dot_product_efficient_attention  # noqa: SLF001
         bias = _expand_mask(attn_mask, query, key)
         return _first(operator(query, key, value, bias, needs_grad, *common, scale=scale))
@@ -74,7 +85,12 @@ def _attention(  # noqa: PLR0917 (the operator's signature)
 
 
 def _first(outputs: Any) -> torch.Tensor:
-    output: torch.Tensor = outputs[0]
+    """Keep the first output; C++ drops the others from the first to the last."""
+    rest = list(outputs)
+    del outputs
+    output: torch.Tensor = rest.pop(0)
+    while rest:
+        rest.pop(0)
     return output
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from fsdp_doctor.config.spec import spec_from_mapping
 from fsdp_doctor.errors import InputError
+from fsdp_doctor.gpus_table import HOPPER_WORKSPACE
 from fsdp_doctor.memory.allocator_conf import parse_alloc_conf
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.spec import ProfileSpec
@@ -65,7 +66,7 @@ def dry_run(
     observer = FakeObserver(workspace_bytes)
     compat.join_fake_group(rank, world_size)
     compat.install(observer)
-    cuda_like.install(observer.work.kernel)
+    cuda_like.install(observer.work.kernel, hopper=workspace_bytes >= HOPPER_WORKSPACE)
     cuda_autocast.install()
     context = RankContext(
         rank=rank, local_rank=0, world_size=world_size, device=compat.GPU, fake=True

@@ -19,8 +19,9 @@ from fsdp_doctor.model.work import StepTimeGuess
 from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest
 from fsdp_doctor.simulator.roofline import guess_step_time
 
-STEADY_STEPS = {"ddp": 3, "fsdp1": 2, "fsdp2": 2, "megatron": 2}
-"""Steps until nothing changes: the first makes optimizer state, in DDP's second buckets are new."""
+STEADY_STEPS = {"ddp": 3, "fsdp1": 3, "fsdp2": 2, "megatron": 2}
+"""Steps until nothing changes: the first makes optimizer state, in DDP's second buckets are new;
+FSDP1's segments on the stream that gathers settle in the third."""
 
 CONTEXT_BYTES = (int(0.70 * GIB), int(0.95 * GIB))
 """CUDA context and loaded kernels: 0.75 - 0.83 GiB on an H200 (torch 2.11, 444 samples)."""

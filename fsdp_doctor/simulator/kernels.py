@@ -23,13 +23,26 @@ ON_GPU = {_aten._scaled_dot_product_efficient_attention.default: 2}  # noqa: SLF
 keeps seed and offset on the host (``cuda/attention.cu``)."""
 
 
-def scratch_bytes(operator: Any, args: Any) -> list[int]:
-    """Return the sizes of the blocks that the operator's kernel makes and drops."""
+OUTPUT_ORDER = {_aten._scaled_dot_product_cudnn_attention.default: (6, 7, 0, 1)}  # noqa: SLF001
+"""In which order an operator makes its outputs, where it is not theirs: seed and offset come first
+(``cuda/attention.cu``, ``cudnn/MHA.cpp``)."""
+
+
+Step = int
+"""Bytes of a block that is made; -n: the n-th of them is dropped; 0: the outputs are made."""
+
+
+def scratch(operator: Any, args: Any) -> list[Step]:
+    """Return in order what the operator's kernel makes and drops beside its outputs.
+
+    Outputs come first where no step says otherwise. What is left at the end is dropped in the order
+    in which it was made.
+    """
     measure = _SCRATCH.get(operator)
     return [] if measure is None else measure(args)
 
 
-def _flash_backward(args: Any) -> list[int]:
+def _flash_backward(args: Any) -> list[Step]:
     """``softmax_d`` and the float32 sum of the query's gradient.
 
     ``cuda/flash_attn/flash_api.cpp``, ``mha_bwd``: sequence rounded to 128, head to 32.
@@ -42,13 +55,65 @@ def _flash_backward(args: Any) -> list[int]:
     return [rows, rows * head]
 
 
-def _softmax_backward(args: Any) -> list[int]:
+_CUDNN_LEAST = 256
+"""Bytes of cuDNN's workspace that hold no numbers (recorded on an H200 with cuDNN 9.19)."""
+
+
+def _cudnn_forward(_args: Any) -> list[Step]:
+    """The workspace of ``cudnn/MHA.cpp``."""
+    return [_CUDNN_LEAST]
+
+
+def _cudnn_backward(args: Any) -> list[Step]:
+    """The workspace: for each row and head a float32 sum, and the query's gradient in float32."""
+    query = args[1]
+    return [4 * (query.numel() + query.numel() // query.shape[-1]) + _CUDNN_LEAST]
+
+
+def _efficient_backward(args: Any) -> list[Step]:
+    """``delta``, then the kernel's workspace.
+
+    ``cuda/attention_backward.cu``: in float32 ``delta`` is the sum of a product, made contiguous;
+    in half precision the kernel fills it. ``cuda/mem_eff_attention/kernel_backward.h``,
+    ``workspace_size``: the query's gradient in float32 tiles of rows x columns with 16 bytes of
+    locks each; the tiles are those of ``kernels/cutlassB.h`` from compute capability 8.0 on.
+    """
+    query = args[1]
+    batch, heads, length, width = query.shape
+    half = query.dtype is not torch.float32
+    rows = 64 if width <= 64 else 128
+    columns = 128 if half and 64 < width <= 128 else 64
+    tiles = -(-length // rows) * -(-width // columns)
+    workspace = batch * heads * tiles * (4 * rows * columns + 16)
+    delta = 4 * batch * heads * length
+    if half:
+        return [delta, workspace]
+    return [4 * args[0].numel(), delta, delta, -2, -1, workspace]
+
+
+def _softmax_backward(args: Any) -> list[Step]:
     """``Tensor tmp = grad * output``: ``cuda/SoftMax.cu``, ``softmax_backward_cuda_out``."""
     grad, output = args[0], args[1]
     return [output.numel() * max(grad.element_size(), output.element_size())]
 
 
-_SCRATCH: dict[Any, Callable[[Any], list[int]]] = {
+def _scalar_base(_args: Any) -> list[Step]:
+    """The base as a tensor: ``Pow.cpp``, ``pow(Scalar, Tensor)``."""
+    return [8]
+
+
+def _embedding_backward(args: Any) -> list[Step]:
+    """The gradient made contiguous: ``cuda/Embedding.cu``, ``embedding_dense_backward_cuda``."""
+    grad = args[0]
+    return [] if grad.is_contiguous() else [grad.nbytes, 0]
+
+
+_SCRATCH: dict[Any, Callable[[Any], list[Step]]] = {
+    _aten.pow.Scalar: _scalar_base,
+    _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten._scaled_dot_product_cudnn_attention.default: _cudnn_forward,  # noqa: SLF001
+    _aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,  # noqa: SLF001
+    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,  # noqa: SLF001
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,  # noqa: SLF001
     _aten._softmax_backward_data.default: _softmax_backward,  # noqa: SLF001
 }

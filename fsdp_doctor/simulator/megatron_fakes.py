@@ -1,8 +1,9 @@
 """Megatron-Core on fake tensors: its own code runs, on the simulated GPU, as one rank of any job.
 
 The shim that lets Megatron run on CPU processes (``training.megatron_cpu``) stands in for CUDA,
-with the simulated GPU in its place. What is left is what Megatron asks of data and of other ranks:
-ranks are taken to be alike, numbers read from fake tensors are ones, checks across ranks pass.
+with the simulated GPU and its streams in its place. What is left is what Megatron asks of data and
+of other ranks: ranks are taken to be alike, numbers read from fake tensors are ones, checks across
+ranks pass.
 
 Replaced, in a process that is good for one spec only (megatron-core 0.16 - 0.19):
 ``torch.distributed.all_gather_object, broadcast_object_list``, ``torch.tensor``,
@@ -50,6 +51,7 @@ def prepare(spec: ProfileSpec) -> None:
     if spec.config.strategy != "megatron":
         return
     megatron_cpu.install(compat.GPU)
+    _simulate_streams()
     for module in (dist, distributed_c10d):
         holder: Any = module
         holder.all_gather_object = _all_alike
@@ -61,19 +63,51 @@ def prepare(spec: ProfileSpec) -> None:
     _patch_fsdp()
 
 
+class _Event:
+    """Makes the simulator's events, which are installed later."""
+
+    def __new__(cls, *_arguments: Any, **_options: Any) -> Any:
+        return torch.cpu.Event()
+
+
+def _simulate_streams() -> None:
+    """Megatron's CUDA streams are those that the simulator keeps apart (``streams``)."""
+    stream: Any = torch.cpu.Stream
+    stream.__init__ = lambda _self, *_arguments, **_options: None
+    stream.device, stream.stream_id, stream.cuda_stream = compat.GPU, 0, 0
+    stream.query = lambda _self: True
+    default = torch.cpu.current_stream()
+    cuda: Any = torch.cuda
+    cuda.Stream, cuda.Event = stream, _Event
+
+    def on_stream(chosen: Any) -> Any:
+        return torch.cpu.StreamContext(chosen)  # replaced after this
+
+    cuda.stream = on_stream
+    cuda.current_stream = lambda *_arguments: torch.cpu.current_stream()
+    cuda.default_stream = lambda *_arguments: default
+
+
 def _all_alike(found: list[Any], own: Any, group: Any = None) -> None:  # noqa: ARG001
     """Every rank sends what this one sends."""
     found[:] = [own] * len(found)
 
 
 def _read_ones() -> None:
-    """``torch.tensor`` reads numbers out of the tensors in a list: they have none."""
+    """``torch.tensor`` reads numbers out of the tensors in a list: they have none.
+
+    What it makes is a constant on the host, whatever device was asked for: fake mode lifts it so.
+    """
     plain = torch.tensor
 
     def tensor(data: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         values = _ones(data) if isinstance(data, (list, tuple)) else data
         made: torch.Tensor = plain(values, *arguments, **options)
-        return made
+        if not megatron_cpu.on_gpu(options.get("device")):
+            return made
+        return torch.empty(
+            made.shape, dtype=made.dtype, device=compat.GPU, requires_grad=made.requires_grad
+        )
 
     torch.tensor = tensor
 

@@ -7,6 +7,8 @@ Like ``dry_run``, this patches torch and is good for one spec in one process.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
@@ -38,8 +40,10 @@ class _CpuRunObserver(FakeObserver):
     def __init__(self) -> None:
         super().__init__(workspace_bytes=0)
 
-    def after(self, operator: Any, args: Any) -> None:
+    @contextmanager
+    def inside(self, operator: Any, steps: Sequence[int]) -> Iterator[None]:  # noqa: ARG002
         """Log nothing: scratch inside CPU kernels is invisible to the tracker too."""
+        yield
 
 
 def _install(observer: FakeObserver) -> None:

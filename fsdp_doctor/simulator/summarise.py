@@ -25,7 +25,7 @@ def summarise(
 ) -> RankEstimate:
     """Replay ``log`` and describe its first step and its last, the steady one."""
     _round_sizes(log, settings)
-    prompt = replay_log(log, settings)
+    prompt = replay_log(log, settings, streams.without_uses())
     late = replay_log(log, settings, streams) if streams.uses else prompt
     last = max(span.step for span in log.phases)
     steady = _anatomy(log, prompt, last)

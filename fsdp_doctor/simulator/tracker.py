@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from fsdp_doctor.profiler.observe.cpu_mode import StorageMode
 from fsdp_doctor.profiler.observe.cpu_tracker import CpuObserver
 from fsdp_doctor.profiler.observe.frames import FrameReader
 from fsdp_doctor.profiler.observe.labels import plain_tensors
-from fsdp_doctor.simulator.compat import GPU, current_stream, in_backward, stream_number
-from fsdp_doctor.simulator.kernels import MATMULS, ON_GPU, scratch_bytes
+from fsdp_doctor.simulator.compat import GPU
+from fsdp_doctor.simulator.kernels import MATMULS, ON_GPU, OUTPUT_ORDER, scratch
+from fsdp_doctor.simulator.streams import current_stream, in_backward, stream_number
 from fsdp_doctor.simulator.work import WorkCounter
 
 _aten: Any = torch.ops.aten
@@ -95,9 +97,15 @@ class FakeStorageMode(StorageMode):
             self._observer.work.operator(func, args, kwargs or {}, result)
         if self._suppressed or result is None or isinstance(result, (int, float, bool)):
             return result
-        with self._turn:
-            self._look(func, args, result)
-        self._observer.after(func, args)
+        steps = scratch(func, args)
+        if steps and not _on_gpu(args):
+            steps = []
+        if not steps and func not in MATMULS:
+            with self._turn:
+                self._look(func, args, result)
+        else:
+            with self._observer.inside(func, steps), self._turn:
+                self._look(func, args, result)
         return result
 
     def _look(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -108,6 +116,8 @@ class FakeStorageMode(StorageMode):
         if func is _CAST:
             source = self._keys.get(id(args[0].untyped_storage()))
         seen = result[: ON_GPU[func]] if func in ON_GPU else result
+        if func in OUTPUT_ORDER:
+            seen = [result[place] for place in OUTPUT_ORDER[func]]
         for tensor in plain_tensors(seen):
             self._output(tensor, func, node, source)
 
@@ -121,6 +131,10 @@ def _some_value(dtype: torch.dtype) -> bool | int | float:
     if dtype is torch.bool:
         return True
     return 1.0 if dtype.is_floating_point else 1
+
+
+def _on_gpu(args: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.device == GPU for value in args)
 
 
 _ANSWERED: dict[Any, Callable[[Any], Any]] = {
@@ -183,12 +197,30 @@ class FakeObserver(CpuObserver):
         """The host waited until the GPU had done everything queued at ``position``."""
         self.streams.waits.append((self.log.position, position))
 
-    def after(self, operator: Any, args: Any) -> None:
-        """Log what the operator's CUDA kernel allocates beside its outputs."""
+    def empty_cache(self) -> None:
+        """Take note of ``torch.cuda.empty_cache()``."""
+        self.streams.releases.append(self.log.position)
+
+    @contextmanager
+    def inside(self, operator: Any, steps: Sequence[int]) -> Iterator[None]:
+        """Log what the operator's CUDA kernel allocates beside its outputs, which come within."""
+        made: list[Allocation] = []
+        before = steps.index(0) if 0 in steps else 0
+        self._work_through(steps[:before], operator, made)
+        yield
         if operator in MATMULS:
             self._multiply()
-        for size in scratch_bytes(operator, args):
-            self.log.free(self._scratch(size, str(operator)))
+        self._work_through(steps[before:], operator, made)
+        for block in made:
+            if block.died is None:
+                self.log.free(block)
+
+    def _work_through(self, steps: Sequence[int], operator: Any, made: list[Allocation]) -> None:
+        for step in steps:
+            if step > 0:
+                made.append(self._scratch(step, str(operator)))
+            elif step < 0:
+                self.log.free(made[-step - 1])
 
     def _multiply(self) -> None:
         place = (bool(in_backward()), current_stream())

@@ -110,6 +110,11 @@ def _on_gpu(device: Any) -> Any:
     return device
 
 
+def on_gpu(device: Any) -> bool:
+    """Whether a device, in any spelling, means the GPU."""
+    return bool(_on_gpu(device) == _gpu)
+
+
 def _mapped(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:

@@ -93,3 +93,34 @@ def test_an_error_at_a_death_is_kept_for_the_end_of_the_phase() -> None:
     finally:
         mode.uninstall()
     assert isinstance(mode.faults.first, ZeroDivisionError)
+
+
+def accumulated(function: Callable[[torch.Tensor], torch.Tensor]) -> list[str]:
+    """What is told while two uses of one tensor are differentiated: births and renamings."""
+    leaf = torch.ones(2, 4, 4, requires_grad=True)
+    sink = Sink()
+    mode = StorageMode(sink, CPU)
+    output = function(leaf * 1.0)
+    mode.install()
+    try:
+        output.backward(torch.ones_like(output))
+    finally:
+        mode.uninstall()
+    return sink.told
+
+
+def test_a_gradient_is_added_to_in_place_unless_it_is_a_view() -> None:
+    """As autograd does without the mode: a view holds its base, so the sum gets memory of its own,
+    and the next addition goes into that.
+    """
+    left, right = torch.ones(4, 4), torch.ones(8, 4)
+
+    def thrice(x: torch.Tensor) -> torch.Tensor:
+        flat = x.view(8, 4)
+        return (x @ left) * (x @ left) + flat.mul(right).view(2, 4, 4)
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * x.cos()
+
+    assert sum(" is " in line for line in accumulated(plain)) == 1
+    assert sum(" is " in line for line in accumulated(thrice)) == 1

@@ -9,11 +9,38 @@ torch = pytest.importorskip("torch")
 
 def test_a_softmax_backward_holds_the_product_of_gradient_and_output() -> None:
     """One block as large as the output, in the wider of both types; a log-softmax has none."""
-    from fsdp_doctor.simulator.kernels import scratch_bytes
+    from fsdp_doctor.simulator.kernels import scratch
 
     grad = torch.zeros(2, 16, 64, 64, dtype=torch.bfloat16)
     output = torch.zeros(2, 16, 64, 64)
     softmax = torch.ops.aten._softmax_backward_data.default
-    assert scratch_bytes(softmax, (grad, output, -1, torch.float32)) == [output.nbytes]
+    assert scratch(softmax, (grad, output, -1, torch.float32)) == [output.nbytes]
     log_softmax = torch.ops.aten._log_softmax_backward_data.default
-    assert scratch_bytes(log_softmax, (grad, output, -1, torch.float32)) == []
+    assert scratch(log_softmax, (grad, output, -1, torch.float32)) == []
+
+
+def test_attention_backward_takes_what_an_h200_recorded() -> None:
+    """Two shapes with cuDNN (one workspace), one with the memory-efficient kernel in float32: a
+    product, its sum, the sum made contiguous, then tiles with locks.
+    """
+    from fsdp_doctor.simulator.kernels import scratch
+
+    aten = torch.ops.aten
+    cudnn = aten._scaled_dot_product_cudnn_attention_backward.default
+    for shape, recorded in (((2, 16, 512, 64), 4260096), ((4, 16, 1024, 128), 33816832)):
+        query = torch.zeros(shape, dtype=torch.bfloat16, device="meta")
+        assert scratch(cudnn, (query, query)) == [recorded]
+    efficient = aten._scaled_dot_product_efficient_attention_backward.default
+    query = torch.zeros(2, 16, 512, 64, device="meta")
+    recorded = [4194304, 65536, 65536, -2, -1, 4198400]
+    assert scratch(efficient, (query, query)) == recorded
+
+
+def test_a_gradient_in_another_order_is_copied_before_the_embedding_sums_it() -> None:
+    """The copy is made before the output (step 0)."""
+    from fsdp_doctor.simulator.kernels import scratch
+
+    backward = torch.ops.aten.embedding_dense_backward.default
+    grad = torch.zeros(512, 2, 64, dtype=torch.bfloat16)
+    assert scratch(backward, (grad,)) == []
+    assert scratch(backward, (grad.transpose(0, 1),)) == [grad.nbytes, 0]

@@ -299,17 +299,17 @@ class StorageMode(TorchDispatchMode):
         Autograd adds in place when nobody else holds the running sum, but never while a dispatch
         mode is on (``at::isTensorSubclassLike`` in ``torch/csrc/autograd/input_buffer.cpp``). To
         log what a plain run does, the new storage is held back: if the old sum dies next, it
-        takes over the old one's memory. A formula's own addition is told apart by its operands:
-        autograd's come from two different nodes.
+        takes over the old one's memory. A view is never added to in place: it holds its base. A
+        formula's own addition is told apart by its first operand, which it made itself.
         """
         if len(args) < 2 or not isinstance(args[1], torch.Tensor) or torch.is_grad_enabled():
             return False
-        old, new, value = (t.untyped_storage() for t in (args[0], result, args[1]))
-        old_key, value_key = self._keys.get(id(old)), self._keys.get(id(value))
-        if old_key is None or value_key is None or id(new) in self._keys:
+        old, new = args[0].untyped_storage(), result.untyped_storage()
+        old_key = self._keys.get(id(old))
+        if old_key is None or id(new) in self._keys or args[0]._is_view():
             return False
-        old_node, value_node = self._nodes.get(old_key, 0), self._nodes.get(value_key, 0)
-        if not old_node or old_node == node or value_node != node or old.nbytes() != new.nbytes():
+        old_node = self._nodes.get(old_key, 0)
+        if not old_node or old_node == node or old.nbytes() != new.nbytes():
             return False
         self._tell_pending()
         key = self._register(new, id(new))
