@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsdp_doctor.memory.snapshot_walk import Data, Layout, memo_numbers
+from fsdp_doctor.memory.snapshot_walk import SHORT_BINUNICODE, Data, Layout, memo_numbers
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
+Kinds = npt.NDArray[np.uint8]
 
 WINDOW = 1 << 21
 LEAST_RUN = 4
@@ -32,6 +33,9 @@ PAIR = 1 << 62
 _BAD, _INT, _REF, _TEXT, _PLAIN = range(5)
 _NUMBERS = {"addr": "addr", "size": "size", "time_us": "time", "stream": "stream"}
 _BODY = re.compile(rb"\((?:h.|j.{4})+e|(?:h.|j.{4})a", re.DOTALL)
+
+
+_THREE, _SEVEN, _ALL = np.uint64(3), np.uint64(7), np.uint64(64)
 
 
 def _table(values: dict[int, int], rest: int = 0) -> npt.NDArray[np.uint8]:
@@ -60,7 +64,7 @@ class Bodies(dict[bytes, int]):
     def __missing__(self, body: bytes) -> int:
         if len(body) > MAX_BODY or not _BODY.fullmatch(body):
             return 0
-        numbers = memo_numbers(body[1:-1] if body[:1] == b"(" else body[:-1])
+        numbers = memo_numbers([body[1:-1] if body[:1] == b"(" else body[:-1]])
         self.references.append(numbers)
         self.largest.append(max(numbers))
         self.known.append(body)
@@ -100,8 +104,8 @@ class EventParser:
         self.bodies = Bodies()
         self._bytes = np.frombuffer(data, np.uint8)
         self._last = len(data) - 8
-        # eight bytes at any position, as one number
-        self._words = np.ndarray((self._last + 1,), "<u8", self._bytes.data, 0, (1,))
+        self._words = np.frombuffer(data, "<u8", len(data) // 8)
+        self._known: dict[int, Any] = {}
         self._prefix = int.from_bytes(layout.prefix, "little")
         self._prefix_mask = _mask(len(layout.prefix))
 
@@ -118,7 +122,7 @@ class EventParser:
     def _starts(self, begin: int, end: int) -> Ints:
         found = np.flatnonzero(self._bytes[begin : max(end, begin)] == self.layout.prefix[0])
         found += begin
-        same = (self._words[found] & self._prefix_mask) == self._prefix
+        same = (self._word(found) & self._prefix_mask) == self._prefix
         return np.asarray(found[same])
 
     def _window(self, starts: Ints, following: Ints) -> Window:
@@ -158,19 +162,22 @@ class EventParser:
         columns |= {"start": starts, "end": at + 1, "frames": frames, "memo": memo}
         return Window(columns, most, ok)
 
-    def _value(self, at: Ints) -> tuple[Ints, npt.NDArray[np.uint8], Ints]:
+    def _value(self, at: Ints) -> tuple[Ints, Kinds, Ints]:
         """Value (of numbers and references), kind, and the position behind it."""
         word = self._word(at)
-        value, kind, size = self._decode(at[:1], word[:1])
-        if size[0] <= 8 and not ((word ^ word[0]) & _MASKS[size[0]]).any():  # the same for all
-            count = len(at)
-            return np.full(count, value[0]), np.full(count, kind[0]), at + size[0]
-        value, kind, size = self._decode(at, word)
-        return value, kind, at + size
+        first = int(word[0])
+        size = _size(first)
+        if size <= 8 and not ((word ^ word[0]) & _MASKS[size]).any():  # the same for all
+            short = first & int(_MASKS[size])
+            if short not in self._known:
+                one = self._decode(at[:1], word[:1])
+                self._known[short] = tuple(part[0] for part in one)
+            value, kind, _ = self._known[short]
+            return np.full(len(at), value), np.full(len(at), kind), at + size
+        value, kind, sizes = self._decode(at, word)
+        return value, kind, at + sizes
 
-    def _decode(
-        self, at: Ints, word: Words
-    ) -> tuple[Ints, npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    def _decode(self, at: Ints, word: Words) -> tuple[Ints, Kinds, npt.NDArray[np.int32]]:
         """Value, kind and size; ``word`` is what stands at ``at``."""
         op = word.astype(np.uint8)
         kind, width, raw = _KINDS[op], _WIDTHS[op], word >> np.uint64(8)
@@ -196,7 +203,10 @@ class EventParser:
 
     def _word(self, at: Ints) -> Words:
         """The eight bytes that begin at each position."""
-        return np.asarray(self._words[np.minimum(at, self._last)])
+        place, shift = at >> 3, (at.view(np.uint64) & _SEVEN) << _THREE
+        word = self._words.take(place, mode="clip") >> shift
+        # a shift by all 64 bits gives 0
+        return np.asarray(word | self._words.take(place + 1, mode="clip") << (_ALL - shift))
 
     def _ascii(self, at: Ints, length: Ints) -> Bools:
         """Whether all of so many bytes are ASCII, which is UTF-8 that needs no decoding."""
@@ -207,7 +217,7 @@ class EventParser:
             found &= (word & _MASKS[rest] & np.uint64(0x8080808080808080)) == 0
         return found
 
-    def _pair(self, first: Ints, kind: npt.NDArray[np.uint8], at: Ints) -> tuple[Bools, Ints, Ints]:
+    def _pair(self, first: Ints, kind: Kinds, at: Ints) -> tuple[Bools, Ints, Ints]:
         """Where two numbers make a tuple: that, the numbers as one, and the position behind."""
         second, other, behind = self._value(at)
         pair = (kind == _INT) & (other == _INT) & self._stands(behind, b"\x86\x94")
@@ -240,6 +250,14 @@ class EventParser:
         word = self._word(at)
         word &= _mask(len(what))
         return np.asarray(word == int.from_bytes(what, "little"))
+
+
+def _size(word: int) -> int:
+    """How long an opcode is that begins so, if it is a value."""
+    op, count = word & 255, word >> 8 & 255
+    return (
+        int(1 + _WIDTHS[op]) if not _COUNTED[op] else count + (3 if op == SHORT_BINUNICODE else 2)
+    )
 
 
 def _mask(length: int) -> np.uint64:

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fsdp_doctor.memory.snapshot_columns import ASKING, EVENT_COLUMNS, Reader
-from fsdp_doctor.memory.snapshot_shorten import Events, Run
+from fsdp_doctor.memory.snapshot_shorten import Events, Run, different
 from fsdp_doctor.memory.snapshot_walk import UnfitError
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[Any]
 
 
 class MergingReader(Reader):
@@ -27,9 +27,9 @@ class MergingReader(Reader):
         columns, objects = events.columns, events.objects
         self._numbered = {
             **{name: columns[name] for name in ("addr", "size", "time")},
-            "stream": _numbers(columns["stream"], self.stream, np.int32),
-            "pool": _numbers(columns["pool"], lambda i: self.pool(objects[i]), np.int32),
-            "action": _numbers(columns["action"], lambda i: self.actions[objects[i]], np.uint8),
+            "stream": _streams(columns["stream"], self.stream),
+            "pool": _codes(columns["pool"], objects, self.pool),
+            "action": _codes(columns["action"], objects, self.actions.__getitem__),
         }
 
     def check(self) -> None:
@@ -83,12 +83,14 @@ class MergingReader(Reader):
 
     def _stacks(self, lists: Ints, objects: list[Any]) -> npt.NDArray[np.int32]:
         """Numbers of stacks, which count in order of appearance."""
-        different, first, index = np.unique(lists, return_index=True, return_inverse=True)
-        table = np.full(len(different), -1, np.int32)
-        for one in np.argsort(first).tolist():
-            if different[one] >= 0:
-                table[one] = self.stacks.number(objects[different[one]])
-        return table[index.reshape(-1)]
+        count = len(lists)
+        first = np.full(len(objects) + 1, count)
+        first[lists[::-1]] = np.arange(count)[::-1]  # of equal ones the last assignment stays
+        table = np.full(len(objects) + 1, -1, np.int32)  # the last one is of no frames, -1
+        seen = np.flatnonzero(first[:-1] < count)
+        for one in seen[np.argsort(first[seen])].tolist():
+            table[one] = self.stacks.number(objects[one])
+        return table[lists]
 
 
 def _placed(count: int, at: list[int], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -103,9 +105,17 @@ def _fill(into: npt.NDArray[Any], runs: list[tuple[int, Run]], values: Ints) -> 
         into[at : at + run.count] = values[run.first : run.first + run.count]
 
 
-def _numbers(values: Ints, number: Callable[[int], int], dtype: type) -> npt.NDArray[Any]:
-    """The number of each value; asked once for each that differs."""
+def _codes(indexes: Ints, objects: list[Any], number: Callable[[Any], int]) -> Ints:
+    """The number of each object that is meant; asked once for each that differs."""
+    table = np.zeros(len(objects), np.int32)
+    for index in different(indexes).tolist():
+        table[index] = number(objects[index])
+    return table[indexes]
+
+
+def _streams(values: Ints, number: Callable[[int], int]) -> Ints:
+    """The number of each stream."""
     if (values == values[0]).all():
-        return np.full(len(values), number(int(values[0])), dtype)
-    different, index = np.unique(values, return_inverse=True)
-    return np.array([number(one) for one in different.tolist()], dtype)[index.reshape(-1)]
+        return np.full(len(values), number(int(values[0])), np.int32)
+    known, index = np.unique(values, return_inverse=True)
+    return np.array([number(one) for one in known.tolist()], np.int32)[index.reshape(-1)]

@@ -31,7 +31,9 @@ ACTION = {name: number for number, name in enumerate(ACTIONS)}
 INACTIVE, ALLOCATED, PENDING_FREE = 0, 1, 2
 """States of a block."""
 _CHILD = Path(__file__).with_name("snapshot_child.py")
-_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_ENVIRONMENT = {**dict.fromkeys(_THREADS, "1"), "NUMPY_MADVISE_HUGEPAGE": "0"}
+"""Of the child: numpy alone, and no pages of 2 MiB, which are slow to clear and half used."""
 _DTYPES = {"B": np.uint8, "i": np.int32, "q": np.int64, "Q": np.uint64}
 
 
@@ -140,7 +142,7 @@ def _run_child(
     options = {**asdict(limits), "packages": str(Path(np.__file__).parents[1])}
     command = [sys.executable, "-I", "-S", str(_CHILD), json.dumps(options)]
     child = subprocess.Popen(
-        command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_ONE_THREAD
+        command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_ENVIRONMENT
     )
     try:
         output, _ = child.communicate(timeout=limits.wall_s)

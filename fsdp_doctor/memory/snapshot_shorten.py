@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fsdp_doctor.memory.snapshot_events import PAIR, Bools, EventParser, Ints, Window
 from fsdp_doctor.memory.snapshot_pickle import PlainUnpickler
@@ -81,7 +82,7 @@ def load_shortened(data: Data) -> tuple[Any, int, Events]:
     rows.find(walk)
     loose = rows.find_loose(walk.references())
     lists = rows.frame_lists(loose)
-    fetched = _different(np.concatenate([rows.names(), -1 - lists[lists < 0]]))
+    fetched = different(np.concatenate([rows.names(), -1 - lists[lists < 0]]))
     runs: list[Run] = []
     bodies = parser.bodies.known
     body = b"".join([
@@ -113,7 +114,7 @@ def _pools(pool: Ints, fetched: Ints, bodies: int) -> tuple[Ints, list[tuple[int
     return np.where(pool < PAIR, bodies + np.searchsorted(fetched, pool), written), tuples
 
 
-def _different(numbers: Ints) -> Ints:
+def different(numbers: Ints) -> Ints:
     """The different ones of many small numbers, in order."""
     seen = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
     seen[numbers] = True
@@ -125,7 +126,7 @@ class Rows:
 
     def __init__(self, data: Data, parser: EventParser) -> None:
         self.data, self.parser = data, parser
-        self.columns: dict[str, Any] = {}
+        self.columns: dict[str, npt.NDArray[Any]] = {}
         self.base: Ints = np.zeros(0, np.int64)
         """Per event, how many objects are memoized before it."""
         self.firsts: list[int] = []
@@ -139,14 +140,15 @@ class Rows:
         Raises:
             UnfitError: as the walk; or an event fetches what is not in the memo yet.
         """
-        # growing buffers: parts that are joined at the end would need twice the memory
-        buffers = {name: bytearray() for name in COLUMNS}
+        # room for as many events as there can be: what is not used costs nothing
+        room = len(self.data) // self.parser.layout.least_bytes() + 1
+        self.columns = {name: np.empty(room, dtype) for name, dtype in COLUMNS.items()}
         count = spent = 0
         for window in self.parser.windows(walk.at):
             columns = window.columns
             total = np.cumsum(columns["memo"])
             columns["base"] = before = total - columns["memo"]
-            kept = np.zeros(len(before), np.bool_)
+            kept, taken = np.zeros(len(before), np.bool_), 0
             for first, last in window.runs():
                 walk.until(int(columns["start"][first]))
                 if walk.at != columns["start"][first] or walk.ended:
@@ -155,19 +157,19 @@ class Rows:
                 before[first:last] += walk.memo - before[first]
                 self.ends.append(int(columns["end"][last - 1]))
                 walk.skip(self.ends[-1], memoized, len(self.firsts))
-                self.firsts.append(count)
-                count += last - first
+                self.firsts.append(count + taken)
+                taken += last - first
                 kept[first:last] = True
-            for name, dtype in COLUMNS.items():
-                buffers[name] += columns[name][kept].astype(dtype, copy=False).data
             self._check(window, kept)
+            for name, column in self.columns.items():
+                column[count : count + taken] = columns[name][kept]
+            count += taken
             walk.stepped += self.parser.bodies.size - spent
             spent = self.parser.bodies.size
         walk.until(walk.end)
         if not walk.ended or not count or walk.memo >= MAX_MEMO:
             raise UnfitError("cut off, or without rows of events")
-        for name, dtype in COLUMNS.items():
-            self.columns[name] = np.frombuffer(buffers[name], dtype)
+        self.columns = {name: column[:count] for name, column in self.columns.items()}
         self.base = self.columns["base"]
 
     def _check(self, window: Window, kept: Bools) -> None:
@@ -187,14 +189,14 @@ class Rows:
     def names(self) -> Ints:
         """Memo numbers of actions and pools."""
         pool = self.columns["pool"]
-        return _different(np.concatenate([self.columns["action"], pool[pool < PAIR]]))
+        return np.union1d(different(self.columns["action"]), different(pool[pool < PAIR]))
 
     def find_loose(self, references: list[int]) -> set[int]:
         """Events that must stay, because something outside of all rows refers to them."""
         frames = self.columns["frames"]
-        lists = _different(-1 - frames[frames < 0])
+        lists = different(-1 - frames[frames < 0])
         bodies = [number for numbers in self.parser.bodies.references for number in numbers]
-        outside = (np.array(more, np.int64) for more in (references, bodies))
+        outside = (np.fromiter(more, np.int64) for more in (references, bodies))
         numbers = np.unique(np.concatenate([*outside, self.names(), lists[self.owner(lists) < 0]]))
         loose: set[int] = set()
         while True:
@@ -207,7 +209,7 @@ class Rows:
             for index in fresh:
                 walk.at = int(self.columns["start"][index])
                 walk.until(self._end(index))
-            numbers = np.unique(np.array(walk.references(), np.int64))
+            numbers = np.unique(np.fromiter(walk.references(), np.int64))
 
     def frame_lists(self, loose: set[int]) -> Ints:
         """Per event the number of its frames' body, 0 for none, or -1 - memo number.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Data = bytes | mmap.mmap
@@ -34,7 +35,7 @@ MAX_KEY = 32
 FREE_BYTES = 4 << 20
 """How much may be stepped through whatever the size; beyond it, an eighth of the file."""
 _FETCHES = re.compile(rb"(?:h.|j.{4}){1,1000}", re.DOTALL)
-_FETCH = re.compile(rb"h(.)|j(.{4})", re.DOTALL)
+_FETCH = re.compile(rb"h.|j.{4}", re.DOTALL)
 _EVENT = re.compile(rb"}\x94\((?:h(.)|j(.{4}))", re.DOTALL)
 
 
@@ -53,11 +54,18 @@ class Layout:
     frames: bytes | None
     """The last key, ``frames``, likewise; None: the events have no stacks."""
 
+    def least_bytes(self) -> int:
+        """No event can be shorter: keys, values of one byte, the action, and the last opcode."""
+        keys = [key for _, key in self.fields] + [self.frames or b""]
+        return len(self.prefix) + 2 + sum(map(len, keys)) + len(self.fields) + 1
 
-def memo_numbers(fetches: bytes) -> list[int]:
-    """The numbers of successive opcodes that fetch from the memo."""
-    found = (short or long for short, long in _FETCH.findall(fetches))
-    return [int.from_bytes(number, "little") for number in found]
+
+def memo_numbers(fetches: Iterable[bytes]) -> list[int]:
+    """The different numbers in rows of opcodes that fetch from the memo."""
+    found: set[bytes] = set()
+    for row in fetches:
+        found.update(_FETCH.findall(row))
+    return [int.from_bytes(fetch[1:], "little") for fetch in found]
 
 
 class Walk:
@@ -96,7 +104,7 @@ class Walk:
 
     def references(self) -> list[int]:
         """All numbers that were fetched from the memo, some of them several times."""
-        return [*self._fetched, *(n for some in self._fetches for n in memo_numbers(some))]
+        return [*self._fetched, *memo_numbers(self._fetches)]
 
     def skip(self, end: int, memoized: int, number: int) -> None:
         """Go to ``end``: the objects between are known and memoize so many."""
