@@ -79,25 +79,29 @@ def read(file: BinaryIO, size: int, options: dict[str, Any]) -> tuple[dict[str, 
     from fsdp_doctor.memory.snapshot_pickle import load
 
     if size >= options["large_bytes"]:
-        sys.path.append(options["packages"])
         try:
-            return _read_large(file, size)
+            return _read_large(file, size, options["packages"])
         except Exception:  # noqa: BLE001
             file.seek(0)
     reader = Reader()
     return reduce_snapshot(*load(file), reader), reader
 
 
-def _read_large(file: BinaryIO, size: int) -> tuple[dict[str, Any], Reader]:
+def _read_large(file: BinaryIO, size: int, packages: str) -> tuple[dict[str, Any], Reader]:
     from fsdp_doctor.memory.snapshot_columns import reduce_snapshot
-    from fsdp_doctor.memory.snapshot_merge import MergingReader
-    from fsdp_doctor.memory.snapshot_shorten import load_shortened
+    from fsdp_doctor.memory.snapshot_walk import Walk, find_layout
 
     if os.fstat(file.fileno()).st_size == size:
         data: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     else:
         data = gzip.GzipFile(fileobj=file).read(size)
-    snapshot, used, events = load_shortened(data)
+    walk = Walk(data)
+    layout = find_layout(walk)
+    sys.path.append(packages)  # numpy, which files of another form do without
+    from fsdp_doctor.memory.snapshot_merge import MergingReader
+    from fsdp_doctor.memory.snapshot_shorten import load_shortened
+
+    snapshot, used, events = load_shortened(walk, layout)
     reader = MergingReader(events)
     header = reduce_snapshot(snapshot, used, reader)
     reader.check()

@@ -49,8 +49,9 @@ class ReadLimits:
     cpu_base_s: float = 10.0
     cpu_bytes_per_s: float = 4e6
     wall_s: float = 3600.0
-    large_bytes: int = 8 << 20
-    """From this size on the events are read without the unpickler, where their form allows it."""
+    large_bytes: int = 32 << 20
+    """From this size on the events are read without the unpickler, where their form allows it;
+    below there is little to gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

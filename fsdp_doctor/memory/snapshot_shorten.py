@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from fsdp_doctor.memory.snapshot_events import PAIR, Bools, EventParser, Ints, Window
 from fsdp_doctor.memory.snapshot_pickle import PlainUnpickler
-from fsdp_doctor.memory.snapshot_walk import Data, UnfitError, Walk, find_layout
+from fsdp_doctor.memory.snapshot_walk import Data, Layout, UnfitError, Walk
 
 LEAST_BYTES = 256
 MAX_MEMO = 1 << 31
@@ -68,17 +68,18 @@ class RunUnpickler(PlainUnpickler):
         return run
 
 
-def load_shortened(data: Data) -> tuple[Any, int, Events]:
+def load_shortened(walk: Walk, layout: Layout) -> tuple[Any, int, Events]:
     """The snapshot with runs in its traces, the bytes it took, and what the runs stand for.
+
+    ``walk`` stands at the first event of that layout.
 
     Raises:
         UnfitError: the file cannot be read like this.
     """
-    if len(data) < LEAST_BYTES:
+    if walk.end < LEAST_BYTES:
         raise UnfitError("too small")
-    walk = Walk(data)
-    parser = EventParser(data, find_layout(walk))
-    rows = Rows(data, parser)
+    parser = EventParser(walk.data, layout)
+    rows = Rows(walk.data, parser)
     rows.find(walk)
     loose = rows.find_loose(walk.references())
     lists = rows.frame_lists(loose)

@@ -23,7 +23,7 @@ from fsdp_doctor.memory.snapshot_merge import MergingReader
 from fsdp_doctor.memory.snapshot_pickle import load
 from fsdp_doctor.memory.snapshot_reader import ReadLimits, read_snapshot
 from fsdp_doctor.memory.snapshot_shorten import load_shortened
-from fsdp_doctor.memory.snapshot_walk import UnfitError
+from fsdp_doctor.memory.snapshot_walk import UnfitError, Walk, find_layout
 
 ALL_LARGE = ReadLimits(large_bytes=0)
 REAL = Path(__file__).parents[3] / "shared" / "snapshots"
@@ -49,7 +49,8 @@ def by_unpickler(data: bytes) -> dict[str, Any]:
 
 def by_rows(data: bytes) -> tuple[dict[str, Any], int]:
     """A snapshot of whose traces rows of events are read as columns; and how many were."""
-    snapshot, used, events = load_shortened(data)
+    walk = Walk(data)
+    snapshot, used, events = load_shortened(walk, find_layout(walk))
     reader = MergingReader(events)
     header = reduce_snapshot(snapshot, used, reader)
     reader.check()
@@ -290,7 +291,7 @@ def test_damaged_files_are_read_the_same():
     chance = random.Random(5)
     for _ in range(200):
         with pytest.raises(UnfitError):
-            load_shortened(whole[: chance.randrange(len(whole))])
+            by_rows(whole[: chance.randrange(len(whole))])
     read = 0
     for _ in range(600):
         data = bytearray(whole)
