@@ -19,7 +19,7 @@ from fsdp_doctor.model.work import StepTimeGuess
 from fsdp_doctor.simulator.request import DryRunAnswer, DryRunRequest
 from fsdp_doctor.simulator.roofline import guess_step_time
 
-STEADY_STEPS = {"ddp": 3, "fsdp1": 3, "fsdp2": 2, "megatron": 2}
+STEADY_STEPS = {"ddp": 3, "fsdp1": 3, "fsdp2": 2, "megatron": 2, "megatron_fsdp": 2}
 """Steps until nothing changes: the first makes optimizer state, in DDP's second buckets are new;
 FSDP1's segments on the stream that gathers settle in the third."""
 
@@ -40,6 +40,9 @@ _FSDP1 = (
 _MEGATRON = (
     "megatron-core {} as installed here, with its local layers; runs of 0.19.2 are what it was "
     "checked against"
+)
+_STANDALONE = (
+    "the standalone megatron_fsdp as installed here; runs of 0.6.1 are what it was checked against"
 )
 _OFFLOAD = "offloaded state lies in host memory, which is not counted"
 
@@ -145,6 +148,8 @@ def _assumptions(spec: ProfileSpec) -> tuple[str, ...]:
         found = (*found, _FSDP1)
     if spec.config.strategy == "megatron":
         found = (*found, _MEGATRON.format(installed_core()))
+    if spec.config.strategy == "megatron_fsdp":
+        found = (*found, _STANDALONE)
     offload = spec.config.fsdp1.cpu_offload if spec.config.strategy == "fsdp1" else None
     if spec.config.strategy == "fsdp2" and spec.config.fsdp2.offload_policy:
         found = (*found, _OFFLOAD)

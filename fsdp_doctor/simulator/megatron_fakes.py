@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from fsdp_doctor.config.megatron_check import STRATEGIES
 from fsdp_doctor.config.megatron_support import refuse
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.spec import ProfileSpec
@@ -48,7 +49,7 @@ def prepare(spec: ProfileSpec) -> None:
 
     Raises MissingDependencyError when megatron-core is not installed.
     """
-    if spec.config.strategy != "megatron":
+    if spec.config.strategy not in STRATEGIES:
         return
     megatron_cpu.install(compat.GPU)
     _simulate_streams()
@@ -59,8 +60,9 @@ def prepare(spec: ProfileSpec) -> None:
     mesh: Any = DeviceMesh
     mesh.from_group = staticmethod(compat.unfaked(mesh.from_group))
     _read_ones()
-    load_megatron(compat.GPU)
-    _patch_fsdp()
+    if spec.config.strategy == "megatron":  # the standalone package is imported by its strategy
+        load_megatron(compat.GPU)
+        _patch_fsdp()
 
 
 class _Event:
