@@ -42,5 +42,20 @@ def test_a_gradient_in_another_order_is_copied_before_the_embedding_sums_it() ->
 
     backward = torch.ops.aten.embedding_dense_backward.default
     grad = torch.zeros(512, 2, 64, dtype=torch.bfloat16)
-    assert scratch(backward, (grad,)) == []
-    assert scratch(backward, (grad.transpose(0, 1),)) == [grad.nbytes, 0]
+    indices = torch.zeros(512, 2, dtype=torch.int64)
+    assert scratch(backward, (grad, indices, 64)) == []
+    assert scratch(backward, (grad.transpose(0, 1), indices, 64)) == [grad.nbytes, 0]
+
+
+def test_many_indices_of_an_embedding_are_sorted_and_summed_in_parts() -> None:
+    """As an H200 recorded it for 4096 rows of 2048: the two lists of sorted indices go last."""
+    from fsdp_doctor.simulator.kernels import scratch
+
+    backward = torch.ops.aten.embedding_dense_backward.default
+    grad = torch.zeros(4, 1024, 2048, device="meta")
+    indices = torch.zeros(4, 1024, dtype=torch.int64, device="meta")
+    steps = scratch(backward, (grad, indices, 16000))
+    each = 32768
+    assert steps[:5] == [each, each, each, -3, 0]
+    assert steps[5:14] == [each, 8, each, -6, each, each, 8, 36040, 36904960]
+    assert steps[14:] == [-11, -10, -9, -8, -7, -5, -4]
