@@ -1,4 +1,4 @@
-"""The columns of a snapshot, and a table of its stacks, from the object that was unpickled.
+"""The columns of a snapshot from the object that was unpickled.
 
 Format read here: ``torch/csrc/cuda/Module.cpp`` and ``memory_snapshot.cpp`` (torch 2.0 - 2.14), the
 list of segments of torch 1.13 (``history`` per block until 2.0); unknown keys are ignored. Standard
@@ -7,14 +7,14 @@ library only.
 
 from __future__ import annotations
 
-import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any
 
 from fsdp_doctor.memory.snapshot_pickle import RefusedError
+from fsdp_doctor.memory.snapshot_stacks import MAX_TEXT, Codes, Stacks
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
            "segment_map", "segment_unmap", "snapshot", "oom")  # fmt: skip
@@ -27,18 +27,8 @@ EVENT_COLUMNS = dict(zip(
 ))  # fmt: skip
 """Names of a trace's columns and their types, as in ``array``."""
 STATES = ("inactive", "active_allocated", "active_pending_free", "active_awaiting_free")
-MAX_TEXT = 400
 CHUNK = 1 << 12
 MAX_DEVICES = 4096
-_OPERATOR = re.compile(r"^at::_ops::(\w+)::(?:call|redispatch)\(")
-
-
-class Codes(dict[Any, int]):
-    """Numbers for values in order of appearance."""
-
-    def __missing__(self, key: Any) -> int:
-        self[key] = len(self)
-        return self[key]
 
 
 class Actions(dict[Any, int]):
@@ -48,70 +38,6 @@ class Actions(dict[Any, int]):
         if not isinstance(key, str):
             raise RefusedError("an action is no text")
         return OTHER
-
-
-class Stacks:
-    """Every different stack once: its Python frames and the ATen operator."""
-
-    def __init__(self) -> None:
-        self.frames = Codes()
-        self.stacks = Codes()
-        self._near: dict[tuple[int, int, int], tuple[list[Any], int]] = {}
-        self._exact: dict[tuple[int, ...], int] = {}
-
-    def number(self, frames: Any) -> int:
-        """The stack's number, -1 for none.
-
-        Stacks share their frames: equal ones hold the same objects, and most that differ do so in
-        one of three places.
-        """
-        if not frames:
-            return -1
-        if type(frames) is not list:
-            raise RefusedError("frames are no list")
-        n = len(frames)
-        key = id(frames[0]), id(frames[n >> 2]), id(frames[n >> 1])
-        near = self._near.get(key)
-        if near is None:
-            number = self._add(frames)
-            self._near[key] = frames, number
-            return number
-        if near[0] == frames:
-            return near[1]
-        exact = tuple(map(id, frames))
-        known = self._exact.get(exact)
-        if known is None:
-            known = self._exact[exact] = self._add(frames)
-        return known
-
-    def numbers(self, many: Iterable[Any]) -> list[int]:
-        """``number`` of each: its most frequent way, without a call for each."""
-        near_get, number = self._near.get, self.number
-        found: list[int] = []
-        append = found.append
-        for frames in many:
-            if type(frames) is list and frames:
-                n = len(frames)
-                near = near_get((id(frames[0]), id(frames[n >> 2]), id(frames[n >> 1])))
-                if near is not None and near[0] == frames:
-                    append(near[1])
-                    continue
-            append(number(frames))
-        return found
-
-    def _add(self, frames: list[Any]) -> int:
-        found, operator = [], ""
-        for frame in frames:
-            file, line, name = frame["filename"], frame["line"], frame["name"]
-            if file == "??":
-                match = None if operator else _OPERATOR.match(name)
-                operator = match[1] if match else operator
-            else:
-                place = (str(file)[-MAX_TEXT:], int(line), str(name)[:MAX_TEXT])
-                found.append(self.frames[place])
-        if not found and not operator:
-            return -1
-        return self.stacks[tuple(found), operator]
 
 
 def column(rows: list[dict[str, Any]], key: str, missing: Any) -> list[Any]:
