@@ -73,6 +73,7 @@ _WITH_FSDP: list[Field] = [
     ("config.megatron.ddp.fsdp_double_buffer", False, True),
     ("config.megatron.ddp.overlap_param_gather", True, False),
     ("config.megatron.ddp.overlap_grad_reduce", True, False),
+    ("config.megatron.ddp.bucket_size", None, 4_000_000),
     ("config.megatron.ddp.outer_dp_sharding_strategy", "no_shard", "optim"),
     ("config.megatron.ddp.num_distributed_optimizer_instances", 1, 2),
     ("config.megatron.ddp.gradient_reduce_div_fusion", True, False),
@@ -128,7 +129,6 @@ _UNREAD_BY_DDP: list[Field] = [
 _UNREAD_BY_FSDP: list[Field] = [
     ("config.megatron.ddp.grad_reduce_in_fp32", False, True),
     ("config.megatron.ddp.align_param_gather", False, True),
-    ("config.megatron.ddp.bucket_size", None, 4_000_000),
     ("config.megatron.ddp.pad_buckets_for_high_nccl_busbw", False, True),
 ]
 DECOYS: dict[str, list[Field]] = {

@@ -106,14 +106,18 @@ class Design:
         yield from self._screen(group[middle:], known, moved)
 
     def inert(self, known: Collection[Point], moved: Moved) -> frozenset[int]:
-        """Return the fields that moved nothing at both ends, alone or in a group that did not."""
-        start, end = self.ends
+        """Return the fields that moved nothing at both ends, alone or in a group that did not.
+
+        A lone field that can run at one end only counts by that one: where another field cannot do
+        without it, what both do is the other's.
+        """
         found: set[int] = set()
         for group in self._tested():
             first, last = self.first_in(group), self.last_out(group)
             if first not in known or last not in known:
                 continue
-            if moved(start, first) is False and moved(last, end) is False:
+            ends = {moved(self.ends[0], first), moved(last, self.ends[1])}
+            if ends == {False} or (len(group) == 1 and ends == {False, None}):
                 found.update(group)
         return frozenset(found)
 

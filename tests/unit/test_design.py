@@ -57,6 +57,20 @@ def shapley(fields, value):
     return found
 
 
+def test_what_another_field_cannot_do_without_is_that_fields():
+    """Fields 1 and 2 do nothing and 0 cannot run without them: 0 and 3 share as two alone do."""
+
+    def value(point):
+        if 0 in point and not {1, 2} <= point:
+            return None
+        return 10 * (0 in point) + 3 * (3 in point) + 4 * (0 in point and 3 in point)
+
+    division, _ = evaluated(Design(count=4), value)
+    assert [share.value for share in division.shares] == [12, 0, 0, 5]
+    assert division.exact
+    assert division.rest == 0
+
+
 @st.composite
 def games(draw, smallest=1, largest=10, actives=3):
     """A number of fields, those that matter, and any values over the subsets of these."""

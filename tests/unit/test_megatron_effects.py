@@ -69,6 +69,18 @@ def test_a_smaller_communication_unit_gathers_less() -> None:
     assert effect(diff, "comm.unit_elems", "unsharded_gradients").bytes == -2 * 40_000_000
 
 
+def test_buckets_hold_memory_under_megatron_fsdp_only() -> None:
+    """There they cut what lies outside of units; Megatron's DDP has one buffer of all buckets."""
+    small, large = "--ddp-bucket-size 1000000", "--ddp-bucket-size 50000000"
+    fsdp = "--use-megatron-fsdp --overlap-grad-reduce --data-parallel-sharding-strategy optim_grads"
+    found = effect(
+        difference(f"{fsdp} {small}", f"{fsdp} {large}"), "comm.bucket_bytes", "unsharded_gradients"
+    )
+    assert found.direction == "either"
+    plain = difference(f"--overlap-grad-reduce {small}", f"--overlap-grad-reduce {large}")
+    assert effect(plain, "comm.bucket_bytes", "communication").direction == "none"
+
+
 def test_unfused_attention_keeps_the_scores() -> None:
     """5 a s^2 b bytes a layer appear with unfused attention."""
     diff = difference("", "--attention-backend unfused")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_doctor.config.effects.base import EffectContext, EffectRule, rises
+from fsdp_doctor.config.effects.base import EffectContext, EffectRule, effect, rises
 from fsdp_doctor.config.effects.megatron import (
     CORE,
     DDP,
@@ -28,6 +28,16 @@ _SHARDED = states(
     "what is divided among data-parallel ranks is kept as 1/d",
 )
 _GATHERED = "parameters are gathered ahead in a window, gradients wait whole for their reduction"
+
+
+def _bucket(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
+    """Megatron-FSDP cuts what lies outside of its units into buckets of this size."""
+    impls = (context.value_before("sharding.impl"), context.value("sharding.impl"))
+    if "megatron_fsdp" not in impls:
+        return rule(buffers("none", "buckets are parts of one gradient buffer"))(change, context)
+    why = "parameters outside of units are gathered and reduced in buckets of this size"
+    in_flight = (Category.UNSHARDED_PARAMETERS, Category.UNSHARDED_GRADIENTS)
+    return tuple(effect(category, "either", why, FSDP) for category in in_flight)
 
 
 def _engine(change: ConfigChange, context: EffectContext) -> tuple[Effect, ...]:
@@ -87,7 +97,7 @@ _COMMUNICATION: dict[str, EffectRule] = {
     "comm.overlap_param_gather": rule(
         buffers("none", "parameters are gathered into the buffer that they live in")
     ),
-    "comm.bucket_bytes": rule(buffers("none", "buckets are parts of one gradient buffer")),
+    "comm.bucket_bytes": _bucket,
     "comm.unit_elems": rule(
         Says(
             Category.UNSHARDED_PARAMETERS,
