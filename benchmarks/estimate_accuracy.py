@@ -4,7 +4,8 @@
 
 For each run the dry run of its spec (no GPU, about 10 s of CPU) is compared with what the H200's
 allocator counted: allocated peaks of forward, backward and optimizer in the steady steps, of the
-first step, what is resident between steps, and the peak of reserved memory. Beside it stand two
+first step, what is resident between steps, and the peak of reserved memory: that of a host which
+runs ahead of the GPU, and the low end of the range (they differ with FSDP1). Beside it stand two
 other estimates of the same peak: closed forms (``closed_forms.py``), and for FSDP2 what torch's
 FSDPMemTracker finds (``torch_tracker.py``; 20 s of CPU each).
 """
@@ -40,7 +41,10 @@ from fsdp_doctor.simulator.request import DryRunRequest
 
 PROFILES = Path(__file__).parent.parent / "profiles"
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-COLUMNS = ("forward", "backward", "optimizer", "peak", "first step", "resident", "reserved")
+COLUMNS = (
+    *("forward", "backward", "optimizer", "peak", "first step", "resident"),
+    *("reserved", "reserved, low"),
+)
 
 
 OTHERS = ("closed form", "FSDPMemTracker")
@@ -204,6 +208,7 @@ def beside(estimate: RankEstimate, series: RankSeries) -> Iterator[tuple[str, tu
         ("first step", estimate.first_step.peak_allocated_bytes, first),
         ("resident", steady.resident_bytes, resident_bytes(series)),
         ("reserved", steady.peak_reserved_bytes, reserved),
+        ("reserved, low", steady.peak_reserved_low_bytes, reserved),
     ]
     for column, told, recorded in pairs:
         if told is not None and recorded:
@@ -222,6 +227,8 @@ def table(rows: Sequence[Row]) -> str:
             lines.append(f"| {label}, {name} | {' | '.join(cells)} |")
         exact = [str(found.count(0)) if found else "-" for found in errors]
         lines.append(f"| {label}, exact to the byte | {' | '.join(exact)} |")
+        cells = ["" if c != "reserved" else within_range(chosen) for c in columns]
+        lines.append(f"| {label}, recorded within the range | {' | '.join(cells)} |")
     lines += ["", head[0].replace("| |", "| run |", 1), head[1]]
     for row in rows:
         cells = [_signed(row.values[c]) if c in row.values else "-" for c in COLUMNS]
@@ -231,6 +238,16 @@ def table(rows: Sequence[Row]) -> str:
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
     lines += ["", *(f"{row.name}: {note}" for row in rows for note in row.notes)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def within_range(rows: Sequence[Row]) -> str:
+    """Return in how many runs the recorded reserved memory lies between both ends."""
+    known = [row.values for row in rows if "reserved, low" in row.values]
+    inside = [
+        low <= recorded <= high
+        for low, (high, recorded) in ((v["reserved, low"][0], v["reserved"]) for v in known)
+    ]
+    return f"{sum(inside)} of {len(known)}" if known else "-"
 
 
 def groups(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:

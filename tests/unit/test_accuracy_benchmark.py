@@ -75,10 +75,21 @@ def test_columns_without_a_number_stay_blank(accuracy: Any) -> None:
         accuracy.Row("megatron, 1 of 2: c", "megatron", {}, {"closed form": 5}, ("too new",)),
     ]
     text = accuracy.table(rows)
-    assert "| all 3, worst | - | - | - | 10.0000 % | - | - | - | - | 20.0000 % |" in text
-    assert "| megatron (2), exact to the byte | - | - | - | 1 | - | - | - | - | - |" in text
-    assert "| 1 of 8: a | - | - | - | -10 (-10.000 %) | - | - | - |  | -20.0 % |" in text
+    assert "| all 3, worst | - | - | - | 10.0000 % | - | - | - | - | - | 20.0000 % |" in text
+    assert "| megatron (2), exact to the byte | - | - | - | 1 | - | - | - | - | - | - |" in text
+    assert "| 1 of 8: a | - | - | - | -10 (-10.000 %) | - | - | - | - |  | -20.0 % |" in text
     assert text.endswith("\nmegatron, 1 of 2: c: too new\n")
+
+
+def test_reserved_memory_is_recorded_within_the_range_or_not(accuracy: Any) -> None:
+    """Of the runs whose low end is known."""
+    ends = {"in": (80, 120), "out": (110, 120)}
+    rows = [
+        accuracy.Row(name, "fsdp1", {"reserved": (high, 100), "reserved, low": (low, 100)}, {})
+        for name, (low, high) in ends.items()
+    ]
+    older = accuracy.Row("old", "fsdp1", {"reserved": (100, 100)}, {})
+    assert accuracy.within_range([*rows, older]) == "1 of 2"
 
 
 def job(strategy: str, **megatron: dict[str, object]) -> ProfileSpec:
