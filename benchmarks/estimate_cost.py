@@ -5,7 +5,7 @@
 One rank of N on FSDP2 with full activation checkpointing and bfloat16 compute, one sequence of 8192
 tokens; HSDP: shards of 8 ranks, replicated. Goals: 15 s for 8 B, 30 s for 70 B, 1 GB each. CPU
 seconds are those of all processes with torch's import; resident is the sum of what the parent and
-the short runs under way at once held at most, pages that they share counted again and again.
+the process of the short runs held at most, pages that they share counted twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from page import write_table
 from fsdp_doctor.gpus_table import find_gpu
 from fsdp_doctor.simulator.estimate import STEADY_STEPS
 from fsdp_doctor.simulator.request import DryRunRequest
-from fsdp_doctor.simulator.short_cut import AT_ONCE
 from fsdp_doctor.units import format_bytes
 
 MODELS: dict[str, dict[str, int]] = {
@@ -61,10 +60,10 @@ def measure(request: DryRunRequest) -> tuple[int, int, float, int]:
     assert found is not None
     steady = found.steady
     cpu_s, resident = 0.0, 0
-    for who, processes in ((resource.RUSAGE_SELF, 1), (resource.RUSAGE_CHILDREN, AT_ONCE)):
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(who)
         cpu_s += usage.ru_utime + usage.ru_stime
-        resident += usage.ru_maxrss * 1024 * processes
+        resident += usage.ru_maxrss * 1024
     return steady.peak_allocated_bytes, steady.peak_reserved_bytes, cpu_s, resident
 
 

@@ -35,7 +35,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fsdp_doctor.simulator import old_collectives, streams
+from fsdp_doctor.simulator import fake_keys, old_collectives, streams
 from fsdp_doctor.training.strategies import base
 
 c10d: Any = dist  # its private names are not in its stubs
@@ -69,16 +69,44 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """Where a tensor is; of fake ones asked without a way through torch's dispatcher."""
+    return tensor.fake_device if type(tensor) is FakeTensor else tensor.device
+
+
 def join_fake_group(rank: int, world_size: int) -> None:
-    """Become one rank of a process group whose collectives move nothing."""
+    """Become one rank of a process group whose collectives move nothing; once for all runs."""
+    if dist.is_initialized():
+        return
     store = FakeStore()
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=store)
     old_collectives.install()
 
 
+class _RunningWatcher:
+    """Passes on to the watcher of the run that is under way: patches outlive a run."""
+
+    def __init__(self) -> None:
+        self.watcher: Watcher | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.watcher, name)
+
+
+_running = _RunningWatcher()
+
+
 def install(watcher: Watcher) -> None:
-    """Patch torch for the rest of this process."""
+    """Patch torch for the rest of this process, and tell ``watcher`` alone from now on."""
+    patched = _running.watcher is not None
+    _running.watcher = watcher
     streams.install()
+    if not patched:
+        _patch(_running)
+
+
+def _patch(watcher: Any) -> None:
+    fake_keys.install()
     _mesh_is_real()
     _data_moves_device()
     _patch_fsdp2()
@@ -87,7 +115,7 @@ def install(watcher: Watcher) -> None:
     _patch_optimizers()
     _replace(torch.cpu, "Event", _make_event(watcher))
     _complete_streams()
-    _replace(torch.cuda, "empty_cache", watcher.empty_cache)
+    _replace(torch.cuda, "empty_cache", lambda: watcher.empty_cache())  # noqa: PLW0108 (it changes)
     torch.cpu.Stream.synchronize = lambda _self: watcher.wait_until(  # type: ignore[attr-defined]
         watcher.position
     )
@@ -234,12 +262,15 @@ def _patch_fsdp1(watcher: Watcher) -> None:
     def same(a: torch.Tensor, b: torch.Tensor) -> bool:
         return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
+    def use_on_stream(tensor: torch.Tensor, stream: Any) -> None:
+        watcher.use_on_stream(tensor, stream)
+
     _replace(_flat_param, "_data_ptr_allocated", allocated)
     _replace(_flat_param, "_same_storage", same)
     _replace(_init_utils, "_get_compute_device", lambda *_args, **_kwargs: GPU)
     _replace(fsdp1, "_check_can_pin", lambda _device: None)
     for module in (_flat_param, _runtime_utils):
-        _replace(module, "_no_dispatch_record_stream", watcher.use_on_stream)
+        _replace(module, "_no_dispatch_record_stream", use_on_stream)
 
 
 # -- DDP --------------------------------------------------------------------------------------

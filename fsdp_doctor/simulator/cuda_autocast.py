@@ -42,7 +42,9 @@ def operator_lists() -> dict[str, list[tuple[str, str]]]:
 
 
 def install() -> None:
-    """Register the kernels and let ``autocast("cuda")`` mean the simulated GPU."""
+    """Register the kernels, once, and let ``autocast("cuda")`` mean the simulated GPU."""
+    if _libraries:
+        return
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     with warnings.catch_warnings():

@@ -31,10 +31,15 @@ _note: Note = lambda _name, _reads, _writes: None  # noqa: E731
 
 
 def install(note: Note = _note, *, hopper: bool = True) -> None:
-    """Register the kernels. ``hopper``: whether the GPU is a Hopper or newer."""
+    """Register the kernels, once, and tell ``note`` alone from now on.
+
+    ``hopper``: whether the GPU is a Hopper or newer.
+    """
     global _note, _cudnn  # noqa: PLW0603 (kernels of a process are registered once)
     _note = note
     _cudnn = hopper and tuple(map(int, torch.__version__.split(".")[:2])) >= _CUDNN_SINCE
+    if _libraries:
+        return
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     kernels = {"scaled_dot_product_attention": _attention, "dropout": _dropout}

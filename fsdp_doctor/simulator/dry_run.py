@@ -2,7 +2,7 @@
 
     python -m fsdp_doctor.simulator.dry_run < request.json > answer.json
 
-The process patches torch and is good for one spec only.
+The process patches torch and is good for one spec only, with any number of layers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from fsdp_doctor.config.megatron_check import STRATEGIES as MEGATRON
 from fsdp_doctor.config.spec import spec_from_mapping
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.gpus_table import HOPPER_WORKSPACE
@@ -31,7 +32,7 @@ from fsdp_doctor.simulator.tracker import FakeObserver
 from fsdp_doctor.training.step import build_job
 from fsdp_doctor.training.strategies import RankContext
 
-STRATEGIES = ("ddp", "fsdp1", "fsdp2", "megatron")
+STRATEGIES = ("ddp", "fsdp1", "fsdp2", *MEGATRON)
 """What runs on fake tensors."""
 
 
@@ -57,7 +58,9 @@ class _Sink:
 def dry_run(
     spec: ProfileSpec, *, rank: int, world_size: int, steps: int, workspace_bytes: int
 ) -> Simulated:
-    """Build the job of ``spec`` and run ``steps`` steps of it. Call once per process.
+    """Build the job of ``spec`` and run ``steps`` steps of it.
+
+    All calls in a process must have ``rank`` and ``world_size`` in common, and the strategy.
 
     Raises InputError when the spec asks for what cannot run on fake tensors.
     """
@@ -103,7 +106,7 @@ def _refuse_unsupported(spec: ProfileSpec) -> None:
             where="config.strategy",
             hint=f"one of: {', '.join(STRATEGIES)}",
         )
-    if spec.config.strategy == "megatron":
+    if spec.config.strategy in MEGATRON:
         megatron_fakes.refuse_unsupported(spec)
     if spec.config.compile:
         raise InputError(

@@ -1,19 +1,21 @@
 """Simulate a few layers instead of all of them, where layers repeat.
 
-Three short runs in forked processes; ``extend`` makes the long one of two of them and proves itself
-on the third. Where layers turn out not to repeat exactly, all of them are simulated.
+Three short runs in a forked process, one after the other, so that what torch learns and keeps in
+the first (how operators are sharded, what shapes they return) serves the others; ``extend`` makes
+the long one of two of them and proves itself on the third. Where layers turn out not to repeat
+exactly, all of them are simulated.
 """
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import math
 import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.connection import Connection
 
+from fsdp_doctor.config.megatron_check import STRATEGIES as MEGATRON
 from fsdp_doctor.errors import InputError
 from fsdp_doctor.memory.events import EventLog
 from fsdp_doctor.memory.replay import StreamNotes
@@ -31,8 +33,6 @@ STRATEGIES = ("ddp", "fsdp1", "fsdp2")
 _LEAST = {"ddp": 4, "fsdp1": 4, "fsdp2": 3}
 """Layers of the shortest run: the first, the last and one between; FSDP1's host waits for the
 all-gather before the last one. Each time it is proven that they repeat."""
-AT_ONCE = 2
-"""Processes: each holds about as much memory as the whole run would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ Answer = tuple[Tape, StepWork]
 def simulate_layers(spec: ProfileSpec, simulate: Simulate, *, every_layer: bool) -> Simulated:
     """Run ``simulate`` on shorter models and extend, or on all layers where that cannot be.
 
-    ``simulate`` is called once in each process, and here only when all layers are run.
+    ``simulate`` is called in this process only when all layers are run.
     """
     layers = spec.workload.model.layers
     try:
@@ -80,7 +80,7 @@ def layer_counts(spec: ProfileSpec) -> tuple[int, ...]:
     where layers are known not to repeat.
     """
     model, config = spec.workload.model, spec.config
-    if model.factory is not None or config.compile or config.strategy == "megatron":
+    if model.factory is not None or config.compile or config.strategy in MEGATRON:
         return ()  # Megatron's buckets and units in flight are cut by elements
     checkpointing = config.activation_checkpointing
     period = checkpointing.every_n if checkpointing.mode == "every_n" else 1
@@ -103,50 +103,37 @@ def with_layers(spec: ProfileSpec, layers: int) -> ProfileSpec:
 
 
 def _run_apart(specs: Sequence[ProfileSpec], simulate: Simulate) -> list[Answer]:
-    """Simulate each spec in a process forked from this one.
+    """Simulate the specs in a process forked from this one, which stays as it is.
 
     Raises NotPeriodicError when one fails: the run of all layers shows why.
     """
-    import torch._dynamo  # noqa: F401 (fake tensors import it: once for all)
-
     context = multiprocessing.get_context("fork")
-    found: dict[int, Answer | None] = {}
-    running: dict[Connection, tuple[int, ForkProcess]] = {}
-    for index, spec in reversed(list(enumerate(specs))):
-        if len(running) == AT_ONCE:
-            _finish(running, found)
-        answers, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(sender, spec, simulate))
-        process.start()
-        sender.close()
-        running[answers] = (index, process)
-    while running:
-        _finish(running, found)
-    answered = []
-    for index, spec in enumerate(specs):
-        answer = found[index]
-        if answer is None:
-            raise NotPeriodicError(f"a run of {spec.workload.model.layers} layers failed")
-        answered.append(answer)
-    return answered
-
-
-def _finish(
-    running: dict[Connection, tuple[int, ForkProcess]], found: dict[int, Answer | None]
-) -> None:
-    """Take the answers that are there, and wait for one at least."""
-    for answers in wait(list(running)):
-        assert isinstance(answers, Connection)
-        index, process = running.pop(answers)
-        found[index] = _receive(answers)
-        process.join()
+    answers, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(sender, specs, simulate))
+    process.start()
+    sender.close()
+    found: list[Answer] = []
+    try:
+        for spec in specs:
+            answer = _receive(answers)
+            if answer is None:
+                raise NotPeriodicError(f"a run of {spec.workload.model.layers} layers failed")
+            found.append(answer)
+    finally:
         answers.close()
+        process.join()
+    return found
 
 
-def _child(sender: Connection, spec: ProfileSpec, simulate: Simulate) -> None:
+def _child(sender: Connection, specs: Sequence[ProfileSpec], simulate: Simulate) -> None:
     die_with_parent()
-    with contextlib.suppress(InputError):  # told by the run of all layers
-        run = simulate(spec)
+    gc.freeze()  # collections look at the runs' own objects only
+    for spec in specs:
+        gc.collect()  # what is left of the run before
+        try:
+            run = simulate(spec)
+        except InputError:
+            return  # told by the run of all layers
         sender.send((write_tape(run.log, run.streams, BLOCKS), run.work))
 
 

@@ -87,8 +87,9 @@ class _Streams:
 
 
 def install() -> None:
-    """Let ``torch.cpu`` answer as ``torch.cuda`` would, for the rest of this process."""
+    """Let ``torch.cpu`` answer as ``torch.cuda`` would, until the next run, which counts anew."""
     streams = _Streams()
+    _numbered.clear()
 
     class StreamContext:
         def __init__(self, stream: Any) -> None:

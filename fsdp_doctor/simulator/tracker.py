@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from fsdp_doctor.memory.events import Allocation, Label
@@ -17,7 +18,7 @@ from fsdp_doctor.profiler.observe.cpu_mode import StorageMode
 from fsdp_doctor.profiler.observe.cpu_tracker import CpuObserver
 from fsdp_doctor.profiler.observe.frames import FrameReader
 from fsdp_doctor.profiler.observe.labels import plain_tensors
-from fsdp_doctor.simulator.compat import GPU
+from fsdp_doctor.simulator.compat import GPU, device_of
 from fsdp_doctor.simulator.kernels import MATMULS, ON_GPU, OUTPUT_ORDER, scratch
 from fsdp_doctor.simulator.streams import current_stream, in_backward, stream_number
 from fsdp_doctor.simulator.work import WorkCounter
@@ -25,6 +26,7 @@ from fsdp_doctor.simulator.work import WorkCounter
 _aten: Any = torch.ops.aten
 _ADD = _aten.add.Tensor
 _CAST = _aten._to_copy.default  # noqa: SLF001
+_DEVICE = torch.ops.prim.device.default
 _ITEM = _aten._local_scalar_dense.default  # noqa: SLF001
 _PIN = _aten._pin_memory.default  # noqa: SLF001
 _PINNED = _aten.is_pinned.default
@@ -72,10 +74,15 @@ class FakeStorageMode(StorageMode):
 
         A fake tensor's storage calls itself meta wherever the tensor is.
         """
-        return super().key_of(tensor) if tensor.device == GPU else None
+        return super().key_of(tensor) if device_of(tensor) == GPU else None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled: no need to keep ``torch.compile`` out of every call."""
+        return False
 
     def _output(self, tensor: torch.Tensor, operator: Any, node: int, cast_of: int | None) -> None:
-        if tensor.device == GPU:
+        if device_of(tensor) == GPU:
             super()._output(tensor, operator, node, cast_of)
 
     def __torch_dispatch__(
@@ -86,6 +93,8 @@ class FakeStorageMode(StorageMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the operator on shapes, then look at the storages of its outputs."""
+        if func is _DEVICE:  # every other call: fake mode would say the same, and takes long
+            return device_of(args[0])
         if DTensor in types:
             return NotImplemented
         if func in _ANSWERED:
@@ -118,7 +127,7 @@ class FakeStorageMode(StorageMode):
         seen = result[: ON_GPU[func]] if func in ON_GPU else result
         if func in OUTPUT_ORDER:
             seen = [result[place] for place in OUTPUT_ORDER[func]]
-        for tensor in plain_tensors(seen):
+        for tensor in (seen,) if type(seen) is FakeTensor else plain_tensors(seen):
             self._output(tensor, func, node, source)
 
     @staticmethod
@@ -134,7 +143,7 @@ def _some_value(dtype: torch.dtype) -> bool | int | float:
 
 
 def _on_gpu(args: Any) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.device == GPU for value in args)
+    return any(isinstance(value, torch.Tensor) and device_of(value) == GPU for value in args)
 
 
 _ANSWERED: dict[Any, Callable[[Any], Any]] = {

@@ -19,13 +19,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fsdp_doctor.model.work import Collective, CollectiveKind, Copies, Kernel, StepWork
 from fsdp_doctor.profiler.observe.labels import plain_tensors
-from fsdp_doctor.simulator.compat import GPU, HOST
+from fsdp_doctor.simulator.compat import GPU, HOST, device_of
 
+_PLAIN = (int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""What is no tensor and holds none."""
 _c10d: Any = dist.distributed_c10d
 _FOREACH_ELEMENTS = 320 * 65536
 """What one launch of a foreach kernel covers at most: blocks x chunk
@@ -204,17 +207,21 @@ class WorkCounter:
 
     def _crosses(self, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> bool:
         """Count a copy between host and GPU."""
-        if len(writes) != 1 or not reads or {t.device for t in (*reads, *writes)} != {GPU, HOST}:
+        if (
+            len(writes) != 1
+            or not reads
+            or {device_of(t) for t in (*reads, *writes)} != {GPU, HOST}
+        ):
             return False
-        source = [t for t in reads if t.device != writes[0].device]
+        source = [t for t in reads if device_of(t) != device_of(writes[0])]
         if not source or max(map(_bytes, source)) < _bytes(writes[0]):
             return False
-        self._copied("to_gpu" if writes[0].device == GPU else "to_host", _bytes(writes[0]))
+        self._copied("to_gpu" if device_of(writes[0]) == GPU else "to_host", _bytes(writes[0]))
         return True
 
     def _on_host(self, tensors: Sequence[torch.Tensor], reads: Sequence[torch.Tensor]) -> bool:
         """Count an operator on the host."""
-        if any(t.device == GPU for t in tensors):
+        if any(device_of(t) == GPU for t in tensors):
             return False
         moved = sum(map(_bytes, (*tensors, *reads)))
         if moved >= _SMALLEST_HOST_BYTES:
@@ -274,6 +281,10 @@ def _reads(schema: _Schema, name: str, value: Any) -> Iterator[torch.Tensor]:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
+    if type(value) is FakeTensor:
+        return [value]
+    if value is None or isinstance(value, _PLAIN):
+        return []
     return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
