@@ -47,7 +47,6 @@ _ANY: list[Field] = [
     ("config.megatron.model.add_bias_linear", False, True),
     ("config.megatron.model.normalization", "RMSNorm", "LayerNorm"),
     ("config.megatron.model.attention_softmax_in_fp32", True, False),
-    ("config.megatron.model.fp32_residual_connection", False, True),
     ("config.megatron.model.cross_entropy_loss_fusion", False, True),
     ("config.megatron.optimizer.optimizer", "adam", "sgd"),
     ("config.megatron.optimizer.clip_grad", 1.0, 0.0),
