@@ -30,7 +30,7 @@ COMMUNICATOR_BYTES = int(0.80 * GIB)
 
 _ASSUMPTIONS = (
     "eager torch operators; a custom kernel's inner scratch memory is not seen",
-    "attention by the flash kernel, or the memory-efficient one where flash cannot",
+    "attention by cuDNN on Hopper and newer (from torch 2.11), else flash, else memory-efficient",
     "nothing else runs on the GPU, and the data loader leaves nothing there",
 )
 _FSDP1 = (
