@@ -21,6 +21,7 @@ from typing import Any
 from page import write_table
 
 from fsdp_doctor.gpus_table import find_gpu
+from fsdp_doctor.simulator.child import import_dry_run
 from fsdp_doctor.simulator.estimate import STEADY_STEPS
 from fsdp_doctor.simulator.request import DryRunRequest
 from fsdp_doctor.units import format_bytes
@@ -54,9 +55,7 @@ def measure(request: DryRunRequest) -> tuple[int, int, float, int]:
     """Return peak allocated and reserved bytes, CPU seconds with imports and of all processes, and
     the resident bytes that they may have held together.
     """
-    from fsdp_doctor.simulator.dry_run import answer
-
-    found = answer(request).estimate
+    found = import_dry_run().answer(request).estimate
     assert found is not None
     steady = found.steady
     cpu_s, resident = 0.0, 0

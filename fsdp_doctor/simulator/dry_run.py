@@ -1,6 +1,4 @@
-"""Run the training step of a spec on fake tensors, in a process of its own.
-
-    python -m fsdp_doctor.simulator.dry_run < request.json > answer.json
+"""Run the training step of a spec on fake tensors, in a process of its own (``child``).
 
 The process patches torch and is good for one spec only, with any number of layers.
 """
@@ -155,7 +153,3 @@ def main() -> int:
     output.buffer.write(msgspec.json.encode(answer(request)))
     output.flush()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

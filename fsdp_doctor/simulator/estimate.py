@@ -117,7 +117,7 @@ def simulate(request: DryRunRequest) -> RankEstimate:
     Raises InputError for what the user can mend, DoctorError for any other failure.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "fsdp_doctor.simulator.dry_run"],
+        [sys.executable, "-m", "fsdp_doctor.simulator.child"],
         input=msgspec.json.encode(request),
         capture_output=True,
         check=False,
