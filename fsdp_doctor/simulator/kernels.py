@@ -5,7 +5,8 @@ Read in ``aten/src/ATen/native`` of torch 2.11.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -137,3 +138,63 @@ _SCRATCH: dict[Any, Callable[[Any], list[Step]]] = {
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,  # noqa: SLF001
     _aten._softmax_backward_data.default: _softmax_backward,  # noqa: SLF001
 }
+
+
+_TILE = 2048
+"""Bytes that a block of 128 threads copies at once."""
+_BLOCKS = 132 * 2048 // 128 * 2
+"""Blocks that FSDP2's copy out starts at most, on the 132 multiprocessors of an H100 or H200."""
+
+
+def copy_scratch(operator: Any, args: Any, kwargs: Any) -> list[Step]:
+    """Return the table of addresses and blocks that FSDP2's fused copies put on the GPU.
+
+    ``cuda/TensorShape.cu``, ``pack_vecs``: numbers of eight bytes, dropped when the kernel has been
+    launched: 8 bytes for each 2 KiB of a unit's reduced shard, fewer for a gathered one.
+    """
+    if getattr(operator, "namespace", "") != "fsdp":
+        return []
+    names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001
+    named = dict(zip(names, args, strict=False)) | kwargs
+    match operator.name():
+        case "fsdp::split_with_sizes_copy":
+            return _copy_out(
+                named["all_gather_output"],
+                named["all_gather_input_split_sizes"],
+                named.get("dim", 0),
+                named["out"],
+            )
+        case "fsdp::chunk_cat":
+            return _chunk_cat(named["tensors"], named["dim"], named["num_chunks"], named["out"])
+    return []
+
+
+def _copy_out(
+    gathered: torch.Tensor, splits: Sequence[int], dim: int, outs: Sequence[torch.Tensor]
+) -> list[Step]:
+    """``split_with_sizes_copy_out_cuda_contiguous_no_cast``."""
+    if any(out.dtype != gathered.dtype for out in outs):
+        return []
+    chunks = math.prod(gathered.shape[:dim])
+    sizes = [split * gathered.stride(dim) * gathered.element_size() for split in splits]
+    blocks = sum(-(-size // _TILE) for size in sizes)
+    factor = max(1, -(-blocks * chunks // _BLOCKS))
+    turns = -(-factor // min(math.ceil(math.sqrt(factor)), chunks))
+    blocks = sum(-(-size // (_TILE * turns)) for size in sizes)
+    return [8 * (4 * len(sizes) + 1 + blocks)]
+
+
+def _chunk_cat(
+    tensors: Sequence[torch.Tensor], dim: int, chunks: int, out: torch.Tensor
+) -> list[Step]:
+    """``get_chunk_cat_metadata``; casts from bfloat16 to float32 alone are fused."""
+    casts = (torch.bfloat16, torch.float32)
+    source = tensors[0].dtype
+    if source != out.dtype and (source, out.dtype) != casts:
+        return []
+    blocks = 0
+    for tensor in tensors:
+        rows = -(-tensor.shape[dim] // chunks)
+        chunk = rows * math.prod(tensor.shape[dim + 1 :]) * out.element_size()
+        blocks += -(-chunk // _TILE)
+    return [8 * (6 * len(tensors) + 2 + blocks)]

@@ -19,7 +19,7 @@ from fsdp_doctor.profiler.observe.cpu_tracker import CpuObserver
 from fsdp_doctor.profiler.observe.frames import FrameReader
 from fsdp_doctor.profiler.observe.labels import plain_tensors
 from fsdp_doctor.simulator.compat import GPU, device_of
-from fsdp_doctor.simulator.kernels import MATMULS, ON_GPU, OUTPUT_ORDER, scratch
+from fsdp_doctor.simulator.kernels import MATMULS, ON_GPU, OUTPUT_ORDER, copy_scratch, scratch
 from fsdp_doctor.simulator.streams import current_stream, in_backward, stream_number
 from fsdp_doctor.simulator.work import WorkCounter
 
@@ -104,7 +104,10 @@ class FakeStorageMode(StorageMode):
         result = func(*args, **(kwargs or {}))
         if not self._suppressed:
             self._observer.work.operator(func, args, kwargs or {}, result)
-        if self._suppressed or result is None or isinstance(result, (int, float, bool)):
+        if result is None and not self._suppressed:
+            with self._observer.inside(func, copy_scratch(func, args, kwargs or {})):
+                return None
+        if self._suppressed or isinstance(result, (int, float, bool)):
             return result
         steps = scratch(func, args)
         if steps and not _on_gpu(args):

@@ -59,3 +59,47 @@ def test_many_indices_of_an_embedding_are_sorted_and_summed_in_parts() -> None:
     assert steps[:5] == [each, each, each, -3, 0]
     assert steps[5:14] == [each, 8, each, -6, each, each, 8, 36040, 36904960]
     assert steps[14:] == [-11, -10, -9, -8, -7, -5, -4]
+
+
+def test_fsdp2_copies_take_the_tables_that_h200s_recorded() -> None:
+    """Embedding, norm and head of 32000 words in float32 over 8 ranks, then a layer; two ranks in
+    bfloat16 with float32 gradients.
+    """
+    pytest.importorskip("torch.distributed.fsdp")  # registers the operators
+    from fsdp_doctor.simulator.kernels import copy_scratch
+
+    out_of = torch.ops.fsdp.split_with_sizes_copy.default
+    cat = torch.ops.fsdp.chunk_cat.default
+    words, width, ffn = 32000, 2048, 5632
+    root = [(words, width), (width,), (words, width)]
+    matrices = [(width, width)] * 4 + [(ffn, width)] * 3
+    layer = [*matrices, (width,), (width,)]
+    bfloat16, float32 = torch.bfloat16, torch.float32
+    recorded = (
+        (root, 8, float32, 32112, 256168),
+        (layer, 8, float32, 20408, 100816),
+        (root, 2, bfloat16, 32112, 1024176),
+        (layer, 2, bfloat16, 33792, 401888),
+    )
+    for shapes, ranks, dtype, gathered_table, reduced_table in recorded:
+        grads = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+        sizes = [grad.numel() // ranks for grad in grads]
+        gathered = torch.empty(ranks, sum(sizes), dtype=dtype, device="meta")
+        outs = [grad.view(ranks, -1) for grad in grads]
+        steps = copy_scratch(out_of, (gathered, sizes), {"dim": 1, "out": outs})
+        assert steps == [gathered_table]
+        reduced = torch.empty(ranks, sum(sizes), dtype=float32, device="meta")
+        steps = copy_scratch(cat, (grads,), {"dim": 0, "num_chunks": ranks, "out": reduced})
+        assert steps == [reduced_table]
+
+
+def test_copies_that_are_not_fused_have_no_table() -> None:
+    """The fused copy knows one cast, of bfloat16 to float32; other operators have none."""
+    pytest.importorskip("torch.distributed.fsdp")
+    from fsdp_doctor.simulator.kernels import copy_scratch
+
+    cat = torch.ops.fsdp.chunk_cat.default
+    grads = [torch.empty(64, 64, dtype=torch.float16, device="meta")]
+    reduced = torch.empty(2, 2048, device="meta")
+    assert copy_scratch(cat, (grads, 0, 2), {"out": reduced}) == []
+    assert copy_scratch(torch.ops.aten.add_.Tensor, (reduced, reduced), {}) == []
