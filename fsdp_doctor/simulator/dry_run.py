@@ -5,6 +5,7 @@ The process patches torch and is good for one spec only, with any number of laye
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +82,8 @@ def dry_run(
             sink.step = step
             loss = job.run_step(sink)
             del loss
+            if step == 0 and megatron_fakes.offloads(spec):
+                gc.collect()
         observer.stop()
     _count_reductions(observer, spec)
     return Simulated(observer.log, observer.streams, observer.work.work())

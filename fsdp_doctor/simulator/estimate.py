@@ -148,6 +148,8 @@ def _assumptions(spec: ProfileSpec) -> tuple[str, ...]:
         found = (*found, _FSDP1)
     if spec.config.strategy == "megatron":
         found = (*found, _MEGATRON.format(installed_core()))
+        if spec.config.megatron.optimizer.optimizer_cpu_offload:
+            found = (*found, _OFFLOAD)
     if spec.config.strategy == "megatron_fsdp":
         found = (*found, _STANDALONE)
     offload = spec.config.fsdp1.cpu_offload if spec.config.strategy == "fsdp1" else None

@@ -24,7 +24,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fsdp_doctor.config.megatron_check import STRATEGIES
 from fsdp_doctor.config.megatron_support import refuse
-from fsdp_doctor.errors import InputError
 from fsdp_doctor.model.spec import ProfileSpec
 from fsdp_doctor.simulator import compat
 from fsdp_doctor.training import megatron_cpu
@@ -36,12 +35,17 @@ _FSDP = "megatron.core.distributed.fsdp"
 def refuse_unsupported(spec: ProfileSpec) -> None:
     """Raise InputError for what the installed Megatron cannot run, or fakes cannot stand in for."""
     refuse(spec)
-    if spec.config.megatron.optimizer.optimizer_cpu_offload:
-        raise InputError(
-            "an optimizer on the host cannot be estimated yet",
-            where="config.megatron.optimizer.optimizer_cpu_offload",
-            hint="--set it to false: what is estimated then is more than what is needed",
-        )
+
+
+def offloads(spec: ProfileSpec) -> bool:
+    """Whether Megatron updates weights on the host (``HybridDeviceOptimizer``).
+
+    It builds its copies of the weights twice; the first ones hang in reference cycles until Python
+    collects. ``dry_run`` collects after the first step: recorded jobs did in the course of it.
+    """
+    return spec.config.strategy == "megatron" and (
+        spec.config.megatron.optimizer.optimizer_cpu_offload
+    )
 
 
 def prepare(spec: ProfileSpec) -> None:
@@ -53,6 +57,9 @@ def prepare(spec: ProfileSpec) -> None:
         return
     megatron_cpu.install(compat.GPU)
     _simulate_streams()
+    if offloads(spec):
+        tensor: Any = torch.Tensor
+        tensor.is_cuda = property(lambda own: own.device == compat.GPU)
     for module in (dist, distributed_c10d):
         holder: Any = module
         holder.all_gather_object = _all_alike

@@ -165,7 +165,8 @@ def _optimizer(spec: ProfileSpec, context: RankContext, wrapped: Wrapped) -> Any
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     section = spec.config.megatron.optimizer
-    if section.optimizer_cpu_offload and context.device.type == "cpu":
+    # cpu:0 stands for a GPU where the job is simulated
+    if section.optimizer_cpu_offload and context.device == torch.device("cpu"):
         raise InputError(
             "there is no GPU to offload the optimizer from",
             where="config.megatron.optimizer.optimizer_cpu_offload",

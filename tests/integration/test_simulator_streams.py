@@ -1,4 +1,4 @@
-"""On which streams a simulated rank's memory lies, beside what H200s recorded."""
+"""On which streams and devices a simulated rank's memory lies, beside what H200s recorded."""
 
 from __future__ import annotations
 
@@ -87,3 +87,28 @@ def test_a_buffer_of_megatron_fsdp_is_gathered_on_a_stream_of_its_own() -> None:
         return sorted(gathered), bool(run.streams.releases)
 
     assert simulated(config, keep) == ([1], True)
+
+
+def test_an_optimizer_on_the_host_leaves_its_state_there() -> None:
+    """Megatron's moments take GPU memory, unless all weights are updated on the host."""
+    pytest.importorskip("megatron.core")
+
+    def moments(run: Simulated) -> int:
+        return sum(
+            block.requested_bytes
+            for block in run.log.allocations
+            if any("adam.py" in frame and "_init_group" in frame for frame in block.frames)
+        )
+
+    def config(*, offload: bool) -> dict[str, Any]:
+        return {
+            "strategy": "megatron",
+            "megatron": {
+                "ddp": {"use_distributed_optimizer": True},
+                "model": {"bf16": True, "normalization": "RMSNorm", "add_bias_linear": False},
+                "optimizer": {"lr": 1e-4, "optimizer_cpu_offload": offload},
+            },
+        }
+
+    assert simulated(config(offload=False), moments) > 200_000
+    assert simulated(config(offload=True), moments) == 0
