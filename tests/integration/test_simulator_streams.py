@@ -101,12 +101,13 @@ def test_an_optimizer_on_the_host_leaves_its_state_there() -> None:
         )
 
     def config(*, offload: bool) -> dict[str, Any]:
+        host = {"optimizer_cpu_offload": offload, "optimizer_offload_fraction": float(offload)}
         return {
             "strategy": "megatron",
             "megatron": {
                 "ddp": {"use_distributed_optimizer": True},
                 "model": {"bf16": True, "normalization": "RMSNorm", "add_bias_linear": False},
-                "optimizer": {"lr": 1e-4, "optimizer_cpu_offload": offload},
+                "optimizer": {"lr": 1e-4, **host},
             },
         }
 
