@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from page import write_table
+from page import show
 
 from fsdp_doctor.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator
 from fsdp_doctor.memory.expandable_segments import make_allocator
@@ -241,9 +241,7 @@ def main() -> int:
     chosen = parser.parse_args()
     paths = chosen.snapshots or [p for glob in SNAPSHOTS for p in sorted(HERE.parent.glob(glob))]
     text = table([row for path in paths for row in rows(path)])
-    if chosen.output:
-        write_table(chosen.output, text)
-    print(text)
+    show(text, chosen.output)
     return 0
 
 

@@ -31,7 +31,7 @@ from typing import Any
 HERE = Path(__file__).parent
 TRACES = HERE / "allocator"
 sys.path[:0] = [str(HERE), str(TRACES)]
-from page import write_table  # noqa: E402
+from page import show  # noqa: E402
 from play import play  # noqa: E402
 from traces import POINTS, UNIT, Event, Outcome, name_of, read  # noqa: E402
 
@@ -290,9 +290,7 @@ def main() -> int:
         paths = chosen.traces or sorted(TRACES.glob("*.json.gz"))
         return play(paths, chosen.output, chosen.jobs, chosen.max_seconds)
     text = table(json.loads(chosen.raw.read_text()), chosen.traces)
-    if chosen.output:
-        write_table(chosen.output, text)
-    print(text)
+    show(text, chosen.output)
     return 0
 
 

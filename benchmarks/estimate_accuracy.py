@@ -24,7 +24,7 @@ from typing import TypeVar
 
 import msgspec
 from closed_forms import closed_form_bytes
-from page import write_table
+from page import show
 from torch_tracker import tracked_peak_bytes
 
 from fsdp_doctor.config.spec import spec_from_mapping
@@ -292,9 +292,7 @@ def main() -> int:
         told = rows[-1].notes or _signed(rows[-1].values["peak"])
         print(rows[-1].name, told, file=sys.stderr, flush=True)
     text = table(rows)
-    if arguments.output:
-        write_table(arguments.output, text)
-    print(text)
+    show(text, arguments.output)
     return 0
 
 

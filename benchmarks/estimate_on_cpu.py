@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from page import write_table
+from page import show
 
 from fsdp_doctor.config.spec import load_written_spec
 from fsdp_doctor.model.estimate import StepEstimate
@@ -98,9 +98,7 @@ def main() -> int:
             lines += rows(name, list(differences(found.steady, measured)))
             print("\n".join(lines[-4:]), file=sys.stderr, flush=True)
     text = "\n".join(lines) + "\n"
-    if arguments.output:
-        write_table(arguments.output, text)
-    print(text)
+    show(text, arguments.output)
     return 0
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from page import write_table
+from page import show
 
 from fsdp_doctor.gpus_table import find_gpu
 from fsdp_doctor.model.estimate import RankEstimate
@@ -137,9 +137,7 @@ def main() -> int:
         for text in found[:8]:
             print(f"    {text[:200]}", file=sys.stderr)
     text = "\n".join(lines) + "\n"
-    if arguments.output:
-        write_table(arguments.output, text)
-    print(text)
+    show(text, arguments.output)
     return 1 if wrong else 0
 
 

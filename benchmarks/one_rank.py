@@ -23,7 +23,7 @@ from pathlib import Path
 
 import yaml
 from estimate_on_cpu import CASES, spec_text
-from page import write_table
+from page import show
 
 from fsdp_doctor.model.memory import Phase
 from fsdp_doctor.model.run import RankSeries
@@ -137,9 +137,7 @@ def main() -> int:
         text = table(arguments.alone, arguments.real)
     else:
         parser.error("name two folders of runs, or --on-cpu")
-    if arguments.output:
-        write_table(arguments.output, text)
-    print(text)
+    show(text, arguments.output)
     return 0
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from page import write_table
+from page import show
 
 from fsdp_doctor.runs import load_run
 from fsdp_doctor.runs.summary import steady_peak_bytes
@@ -92,9 +92,7 @@ def main() -> int:
         lines.append(row(python, names))
         print(lines[-1], file=sys.stderr, flush=True)
     text = "\n".join(lines) + "\n"
-    print(text)
-    if arguments.output:
-        write_table(arguments.output, text)
+    show(text, arguments.output)
     return int("error:" in text)
 
 
